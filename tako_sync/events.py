@@ -1,0 +1,195 @@
+"""What happens to a lease, as values: for listeners, metrics and the log.
+
+One event a change of state, none a poll. Each has a ``level`` of :mod:`logging` and a
+``message``; the log is nothing but these, on the logger ``tako_sync``.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import ClassVar
+
+from attrs import frozen
+
+from tako_sync.errors import LossReason
+from tako_sync.record import Holder
+
+
+@frozen
+class Event:
+    """The base of all events.
+
+    Attributes:
+        lease: the lease's name.
+    """
+
+    level: ClassVar[int] = logging.INFO
+    lease: str
+
+    @property
+    def message(self) -> str:
+        raise NotImplementedError
+
+
+@frozen
+class Busy(Event):
+    """One attempt found the lease held."""
+
+    level: ClassVar[int] = logging.DEBUG
+    holder: Holder
+
+    @property
+    def message(self) -> str:
+        return f'lease "{self.lease}" is busy: held by {self.holder}'
+
+
+@frozen
+class Waiting(Event):
+    """A campaign found the lease held and goes on polling."""
+
+    holder: Holder
+
+    @property
+    def message(self) -> str:
+        return f'waiting for lease "{self.lease}": held by {self.holder}'
+
+
+@frozen
+class Acquired(Event):
+    """A hold began.
+
+    Attributes:
+        fence: its fencing token.
+        how: ``new``, ``released``, ``expired`` (a takeover) or ``unreadable`` (likewise).
+        waited: seconds from the call to the grant.
+        contended: whether the campaign had to wait for another holder.
+    """
+
+    fence: int
+    how: str
+    waited: float
+    contended: bool
+
+    @property
+    def level(self) -> int:  # type: ignore[override]  # a quiet acquisition is no news
+        return logging.INFO if self.contended or self.how == "expired" else logging.DEBUG
+
+    @property
+    def message(self) -> str:
+        after = f"after {self.waited:.1f} s, " if self.contended else ""
+        return f'acquired lease "{self.lease}" ({after}{self.how}, fence {self.fence})'
+
+
+@frozen
+class UnreadableTakenOver(Event):
+    """A record that could not be read stood unchanged for long enough and was replaced."""
+
+    level: ClassVar[int] = logging.WARNING
+    key: str
+    problem: str
+
+    @property
+    def message(self) -> str:
+        return f'lease "{self.lease}": took over an unreadable record ({self.key}: {self.problem})'
+
+
+@frozen
+class Unreachable(Event):
+    """The storage stopped answering, for a campaign or for a heartbeat."""
+
+    level: ClassVar[int] = logging.WARNING
+    doing: str
+    error: Exception
+
+    @property
+    def message(self) -> str:
+        fault = f"{type(self.error).__name__}: {self.error}"
+        return f'lease "{self.lease}": the storage fails while {self.doing} ({fault}); retrying'
+
+
+@frozen
+class Recovered(Event):
+    """The storage answers again."""
+
+    doing: str
+
+    @property
+    def message(self) -> str:
+        return f'lease "{self.lease}": the storage answers again while {self.doing}'
+
+
+@frozen
+class Renewed(Event):
+    """A heartbeat landed.
+
+    Attributes:
+        late: seconds after it was due.
+    """
+
+    level: ClassVar[int] = logging.DEBUG
+    fence: int
+    late: float
+
+    @property
+    def message(self) -> str:
+        return f'renewed lease "{self.lease}" (fence {self.fence}, {self.late:.3f} s late)'
+
+
+@frozen
+class HandoverRequested(Event):
+    """Someone asked the holder to hand over; its ctx is cancelled, the lease is kept."""
+
+    fence: int
+    by: str
+
+    @property
+    def message(self) -> str:
+        return f'lease "{self.lease}": {self.by} asks for a hand-over (fence {self.fence})'
+
+
+@frozen
+class Lost(Event):
+    """A hold ended without a release."""
+
+    level: ClassVar[int] = logging.ERROR
+    fence: int
+    reason: LossReason
+
+    @property
+    def message(self) -> str:
+        return f'lease "{self.lease}" was lost while held ({self.reason.value}, fence {self.fence})'
+
+
+@frozen
+class Released(Event):
+    """A hold ended and the storage says so.
+
+    Attributes:
+        held: seconds from the grant to the confirmed release.
+    """
+
+    level: ClassVar[int] = logging.DEBUG
+    fence: int
+    held: float
+
+    @property
+    def message(self) -> str:
+        return f'released lease "{self.lease}" after {self.held:.3f} s (fence {self.fence})'
+
+
+@frozen
+class ReleaseUnconfirmed(Event):
+    """A release could not be confirmed; the lease becomes free by its age."""
+
+    level: ClassVar[int] = logging.WARNING
+    fence: int
+    error: Exception | None
+
+    @property
+    def message(self) -> str:
+        fault = f"{type(self.error).__name__}: {self.error}" if self.error else "no answer"
+        return (
+            f'the release of lease "{self.lease}" (fence {self.fence}) could not be confirmed '
+            f"({fault}); it becomes free by its age"
+        )
+

@@ -1,0 +1,46 @@
+"""What a forked child must know: that it is one, and which objects to make usable again.
+
+After ``fork`` the child has a copy of everything but the threads. So a lease is not the
+child's (its heartbeat runs in the parent), a lock that another thread held stays locked for
+ever, and a connection is shared with the parent. One hook serves all of tako_sync.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Protocol
+
+
+class Resettable(Protocol):
+    def after_fork_in_child(self) -> None:
+        """Replace locks, drop connections: no other thread runs yet."""
+
+
+_generation = 0
+_resettable: list[weakref.ref[Resettable]] = []
+
+
+def generation() -> int:
+    """Return a number that differs between a process and its forked children."""
+    return _generation
+
+
+def reset_in_child(thing: Resettable) -> None:
+    """Have ``thing.after_fork_in_child()`` called in every forked child, while it lives."""
+    # A plain list, not a WeakSet: its append and remove are atomic, so that a fork in another
+    # thread never meets it half changed.
+    _resettable.append(weakref.ref(thing, _resettable.remove))
+
+
+def _in_child() -> None:
+    global _generation
+    _generation += 1
+    for reference in list(_resettable):
+        thing = reference()
+        if thing is not None:
+            thing.after_fork_in_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
