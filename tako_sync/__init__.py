@@ -1,0 +1,99 @@
+"""Distributed leases for threaded Python: one at a time, across all processes.
+
+The floors, from the ground up; a module imports only from those below it (setup.cfg):
+
+    errors                          what can go wrong, as types
+    snapshot, record                what is stored, and how it is read
+    policy, events, names           how long, what happened, what it is called
+    abc                             what implementers write against
+    rules, claim, tenancy           the lease protocol, without waiting
+    flag, clock, fork               waiting, time, processes
+    retry, bounded                  trying again, and no longer than allowed
+    backends, lease, line, runtime  storage, one hold, the binding of this process
+    ctx, look                       what a body receives; one look at a record
+    campaign, heartbeat, release, breaking
+    tenure                          one hold from campaign to release: who comes when
+    lock                            what a user writes
+    testing, demo
+
+Nothing is imported before it is used: ``import tako_sync`` costs a few milliseconds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tako_sync.ctx import Ctx as Ctx
+    from tako_sync.ctx import current_ctx as current_ctx
+    from tako_sync.errors import BackendDeniedError as BackendDeniedError
+    from tako_sync.errors import BackendError as BackendError
+    from tako_sync.errors import BackendUnavailableError as BackendUnavailableError
+    from tako_sync.errors import CampaignTimeoutError as CampaignTimeoutError
+    from tako_sync.errors import ConfigurationError as ConfigurationError
+    from tako_sync.errors import CtxCancelledError as CtxCancelledError
+    from tako_sync.errors import CtxDeadlineError as CtxDeadlineError
+    from tako_sync.errors import EventLoopWarning as EventLoopWarning
+    from tako_sync.errors import HandoverRequestedError as HandoverRequestedError
+    from tako_sync.errors import LeaseBusyError as LeaseBusyError
+    from tako_sync.errors import LeaseLostError as LeaseLostError
+    from tako_sync.errors import LossReason as LossReason
+    from tako_sync.errors import NameCollisionError as NameCollisionError
+    from tako_sync.errors import NotAssuredError as NotAssuredError
+    from tako_sync.errors import NotReentrantError as NotReentrantError
+    from tako_sync.errors import RecordUnreadableError as RecordUnreadableError
+    from tako_sync.errors import TakoError as TakoError
+    from tako_sync.errors import UsageError as UsageError
+    from tako_sync.errors import VersionConflictError as VersionConflictError
+    from tako_sync.lock import Lock as Lock
+    from tako_sync.lock import TryResult as TryResult
+    from tako_sync.policy import LeasePolicy as LeasePolicy
+    from tako_sync.record import Holder as Holder
+    from tako_sync.runtime import Runtime as Runtime
+    from tako_sync.runtime import configure as configure
+
+_HOMES = {
+    "ctx": ("Ctx", "current_ctx"),
+    "errors": (
+        "BackendDeniedError",
+        "BackendError",
+        "BackendUnavailableError",
+        "CampaignTimeoutError",
+        "ConfigurationError",
+        "CtxCancelledError",
+        "CtxDeadlineError",
+        "EventLoopWarning",
+        "HandoverRequestedError",
+        "LeaseBusyError",
+        "LeaseLostError",
+        "LossReason",
+        "NameCollisionError",
+        "NotAssuredError",
+        "NotReentrantError",
+        "RecordUnreadableError",
+        "TakoError",
+        "UsageError",
+        "VersionConflictError",
+    ),
+    "lock": ("Lock", "TryResult"),
+    "policy": ("LeasePolicy",),
+    "record": ("Holder",),
+    "runtime": ("Runtime", "configure"),
+}
+_HOME_OF = {name: home for home, members in _HOMES.items() for name in members}
+
+__all__ = sorted(_HOME_OF)  # pyright: ignore[reportUnsupportedDunderAll]
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

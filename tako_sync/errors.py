@@ -133,6 +133,10 @@ class CtxDeadlineError(CtxCancelledError, TimeoutError):
     """The ctx's own time is over."""
 
 
+class HandoverRequestedError(CtxCancelledError):
+    """Someone asked the holder to hand over. The lease is kept until the body has returned."""
+
+
 class NotAssuredError(TakoError):
     """``ctx.ensure(seconds)`` found less time assured than was asked for.
 

@@ -1,0 +1,331 @@
+"""Trying until held: looks, writes, doubts, pauses, and the line of local waiters.
+
+What a look means and what may be written is decided in :mod:`tako_sync.claim`; here is the
+order of requests and the waiting between them.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from tako_sync import record, rules
+from tako_sync.claim import Claim, Draft, Finding, Grant, OwnBroken
+from tako_sync.ctx import Ctx
+from tako_sync.errors import (
+    BackendDeniedError,
+    BackendError,
+    BackendUnavailableError,
+    CampaignTimeoutError,
+    RecordUnreadableError,
+    VersionConflictError,
+)
+from tako_sync.events import Recovered, Unreachable, UnreadableTakenOver, Waiting
+from tako_sync.flag import Flag
+from tako_sync.look import look
+from tako_sync.record import Holder, Identity, Unreadable
+from tako_sync.retry import Backoff, Pause, until_settled
+from tako_sync.rules import Free, Held
+from tako_sync.runtime import Known, Runtime, nonce
+from tako_sync.snapshot import Version
+
+T = TypeVar("T")
+
+_BACK_TO_BACK: Final = 10.0
+"""Seconds of holding a name back to back after which a process leaves a poll free for others."""
+_RACES: Final = 3
+"""Writes that one attempt may lose to others before it pauses: the name is much wanted."""
+
+
+class Campaign:
+    """One call's way to the lease; made afresh for each.
+
+    Args:
+        runtime: the binding.
+        identity: the lease.
+        parent: the caller's ctx; its end ends the campaign.
+        limit: monotonic time at which the campaign is out of time; ``math.inf`` for never.
+        timeout: the seconds that the caller allowed, for the error.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        identity: Identity,
+        *,
+        parent: Ctx | None = None,
+        limit: float = math.inf,
+        timeout: float = math.inf,
+    ) -> None:
+        self.contended = False
+        self.how = ""
+        self._runtime = runtime
+        self._clock = runtime.clock
+        self._policy = runtime.policy
+        self._identity = identity
+        self._known: Known = runtime.known(identity.key)
+        self._parent = parent
+        self._limit = limit
+        self._timeout = timeout
+        self._started = self._clock.monotonic()
+        self._claim = Claim(identity, runtime.owner(), runtime.terms)
+        self._retry: Free | None = None  # what a write in doubt was about: write it again
+        self._holder: Holder | None = None
+        self._backoff = Backoff(self._clock, self._policy.ttl / 300, self._policy.poll)
+        self._settling = threading.Lock()
+        self._strays: list[Grant] = []  # landed after their caller had stopped waiting
+        self._outcome: str = ""  # "granted" or "given up", once it is over
+
+    # --- The two ways
+
+    def once(self) -> Grant | Held:
+        """Make one attempt: a look and, if free, a write. Doubts are settled by trying again.
+
+        Raises:
+            BackendUnavailableError: it stayed unresolved for a request timeout.
+            RecordUnreadableError: what stands there cannot be read, and has not aged.
+        """
+        failing_since: list[float] = []
+
+        def attempt() -> Grant | Held | Pause:
+            try:
+                return self._attempt()
+            except BackendUnavailableError as error:
+                failing_since.append(self._clock.monotonic())
+                pause = self._backoff.failed(error.retry_after)
+                tired = failing_since[0] + self._policy.request_timeout
+                if failing_since[-1] + pause.seconds > tired and len(failing_since) > 1:
+                    raise
+                return pause
+
+        try:
+            found: Grant | Held = until_settled(attempt, self._sleep)
+            if isinstance(found, Grant):
+                self._granted(found)
+        finally:
+            self._settle()
+        if isinstance(found, Held) and isinstance(found.content, Unreadable):
+            problem = found.content.problem
+            raise RecordUnreadableError(
+                self._identity.name, self._identity.key, problem, found.version
+            )
+        return found
+
+    def until_held(self, take: Callable[[Grant], T]) -> T:
+        """Poll until the lease is granted. First come, first served among local campaigns.
+
+        Args:
+            take: called with the grant before the next in line is let on, so that this one
+                finds the lease held here and need not ask the storage.
+
+        Raises:
+            CampaignTimeoutError: the time is over.
+            BackendDeniedError: the storage refuses for good.
+            TakoError: the parent's cause, if it was cancelled.
+        """
+        line, turn = self._known.line, Flag()
+        try:
+            line.join(turn)
+            while not turn.is_set():
+                self._sleep(math.inf, turn)
+            grant = until_settled(self._poll, self._sleep)
+            self._granted(grant)
+            return take(grant)
+        finally:
+            line.leave(turn)
+            self._settle()
+
+    def _poll(self) -> Grant | Pause:
+        self._go_on()
+        if (rest := self._rest()) > 0:
+            return Pause(rest)
+        local = self._known.lease
+        if local is not None and local.end is None:
+            # This process holds it: no request can tell more. The wait ends when it is freed.
+            self._wait_for(local.holder())
+            return Pause(local.remaining())
+        try:
+            found = self._attempt()
+        except BackendUnavailableError as error:
+            self._go_on()
+            if not self._backoff.failing:
+                self._runtime.tell(Unreachable(self._identity.name, "campaigning", error))
+            return self._backoff.failed(error.retry_after)
+        if self._backoff.failing:
+            self._backoff.reset()
+            self._runtime.tell(Recovered(self._identity.name, "campaigning"))
+        if isinstance(found, Grant):
+            return found
+        self._wait_for(found.holder)
+        self._known.streak = None  # others have had their turn
+        pause = self._policy.jittered(self._policy.poll, self._clock.random())
+        spread = self._policy.poll * self._policy.jitter * self._clock.random()
+        return Pause(min(pause, found.left + spread))
+
+    def _wait_for(self, holder: Holder) -> None:
+        self._holder = holder
+        if not self.contended:
+            self.contended = True
+            self._runtime.tell(Waiting(self._identity.name, holder))
+
+    # --- One attempt
+
+    def _attempt(self) -> Grant | Held:
+        """Look and write until granted or seen held; raises where the storage fails."""
+        finding: Finding = self._to_retry() or self._left_by_us() or self._look()
+        lost_races = 0
+        while True:
+            if isinstance(finding, Grant):
+                if self._in_time(finding):
+                    return finding
+                self._give_back(finding.record, finding.version)
+                raise BackendUnavailableError("the grant arrived after its own deadline")
+            if isinstance(finding, OwnBroken):
+                self._give_back(finding.record, finding.version)
+                finding = self._look()
+            elif isinstance(finding, Held):
+                return finding
+            elif lost_races >= _RACES:
+                raise BackendUnavailableError("others were faster, again and again")
+            else:
+                try:
+                    finding = self._write(finding)
+                except VersionConflictError:
+                    # It proves nothing: an earlier attempt of ours may have been applied.
+                    lost_races += 1
+                    self._retry = None
+                    finding = self._look()
+
+    def _to_retry(self) -> Free | None:
+        return self._retry
+
+    def _left_by_us(self) -> Free | None:
+        free, self._known.free = self._known.free, None
+        return free
+
+    def _look(self) -> Finding:
+        sighting = look(
+            self._runtime, self._identity, within=self._request_time(), give_up=self._give_up()
+        )
+        return self._claim.saw(sighting)
+
+    def _write(self, free: Free) -> Grant:
+        self._go_on()  # no acquiring write starts once the campaign is over
+        self._retry = free
+        self.how = free.how
+        sent = self._clock.monotonic()
+        draft = self._claim.draft(free, nonce(), sent, self._clock.wall())
+        try:
+            version = self._runtime.requests.write(
+                self._identity.key,
+                draft.record.encode(),
+                expect=draft.expect,
+                within=self._request_time(),
+                give_up=self._give_up(),
+                late=lambda version: self._landed_late(draft, version),
+            )
+        except BackendDeniedError:
+            self._claim.refused(draft)
+            raise
+        if isinstance(free.content, Unreadable):
+            key, problem = self._identity.key, free.content.problem
+            self._runtime.tell(UnreadableTakenOver(self._identity.name, key, problem))
+        return self._claim.landed(draft, version)
+
+    def _in_time(self, grant: Grant) -> bool:
+        return self._clock.monotonic() < grant.deadline
+
+    def _give_back(self, ours: record.Record, version: Version) -> None:
+        """Free a record of ours that nobody will hold. At worst it becomes free by its age."""
+        self._retry = None
+        freed = rules.released(ours, nonce(), self._clock.wall(), "given back")
+        try:
+            self._runtime.requests.write(
+                self._identity.key,
+                freed.encode(),
+                expect=version,
+                within=self._policy.request_timeout,
+            )
+        except BackendError:
+            pass
+
+    # --- The end of a campaign, and writes that land after it
+
+    def _landed_late(self, draft: Draft, version: Version) -> None:
+        # Only once the campaign has ended without a grant. Interleaving prevented: this
+        # attempt's answer is late, its retry finds the record and adopts it, the body runs,
+        # and then this thread would release the lease under it.
+        stray = Grant(draft.record, version, draft.sent)
+        with self._settling:
+            if not self._outcome:
+                self._strays.append(stray)
+            given_up = self._outcome == "given up"
+        if given_up:
+            self._give_back(stray.record, stray.version)
+
+    def _granted(self, grant: Grant) -> None:
+        with self._settling:
+            self._outcome = "granted"
+        self._known.free = None
+
+    def _settle(self) -> None:
+        with self._settling:
+            if self._outcome:
+                return
+            self._outcome = "given up"
+        for stray in self._strays:
+            self._give_back(stray.record, stray.version)
+
+    # --- Time
+
+    def _go_on(self) -> None:
+        if self._parent is not None:
+            self._parent.check()
+        if self._clock.monotonic() >= self._limit:
+            raise CampaignTimeoutError(self._identity.name, self._timeout, self._holder)
+
+    def _request_time(self) -> float:
+        left = self._limit - self._clock.monotonic()
+        if self._parent is not None:
+            left = min(left, self._parent.remaining())
+        return min(self._policy.request_timeout, left)
+
+    def _give_up(self) -> Flag | None:
+        return self._parent.flag if self._parent is not None else None
+
+    def _rest(self) -> float:
+        """Return the seconds to leave the name to others, after holding it back to back."""
+        known = self._known
+        if known.streak is None or known.ended is None:
+            return 0.0
+        if known.ended - known.streak < _BACK_TO_BACK:
+            return 0.0
+        return known.ended + longest_poll(self._runtime) - self._clock.monotonic()
+
+    def _sleep(self, seconds: float, turn: Flag | None = None) -> None:
+        """Wait, but not past the limit; wake when the parent ends or a local hold is freed."""
+        wake = Flag()
+        sources = [turn] if turn is not None else []
+        if self._parent is not None:
+            sources.append(self._parent.flag)
+        if (local := self._known.lease) is not None:
+            sources.append(local.freed)
+        for source in sources:
+            source.watch(wake.set)
+        until = self._limit - self._clock.monotonic()
+        if self._parent is not None:
+            until = min(until, self._parent.remaining())
+        try:
+            pause = min(seconds, until)
+            self._clock.wait(wake, None if pause == math.inf else max(0.0, pause))
+        finally:
+            for source in sources:
+                source.unwatch(wake.set)
+        self._go_on()
+
+
+def longest_poll(runtime: Runtime) -> float:
+    """Return the seconds within which every campaign elsewhere looks once."""
+    return runtime.policy.jittered(runtime.policy.poll, 1.0)

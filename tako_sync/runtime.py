@@ -1,0 +1,304 @@
+"""The binding to an application: which storage, which clock, which policy, and who we are.
+
+Resolved at first use, not at import: what ``configure`` was told, else the environment, else
+a SQLite file of the user's.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final, TypeVar
+
+from attrs import define, field
+
+from tako_sync import fork, names
+from tako_sync.abc import Absent, Clock, LeaseBackend, Listener, Version
+from tako_sync.backends import connect
+from tako_sync.bounded import Requests
+from tako_sync.clock import SystemClock
+from tako_sync.errors import ConfigurationError
+from tako_sync.events import Event
+from tako_sync.lease import Lease
+from tako_sync.line import Line
+from tako_sync.policy import LeasePolicy
+from tako_sync.record import Identity
+from tako_sync.rules import Free, Terms
+
+DEFAULT_APP: Final = "app"
+DEFAULT_ENV: Final = "dev"
+_REMEMBERED: Final = 1024
+"""Names of which a process remembers what it knows. To forget one costs a request more."""
+_MAX_NOTE: Final = 500
+
+_SEVERAL_MACHINES: Final = {
+    "K_SERVICE": "Cloud Run",
+    "CLOUD_RUN_JOB": "Cloud Run",
+    "KUBERNETES_SERVICE_HOST": "Kubernetes",
+    "GAE_ENV": "App Engine",
+    "GAE_SERVICE": "App Engine",
+    "ECS_CONTAINER_METADATA_URI": "ECS",
+    "ECS_CONTAINER_METADATA_URI_V4": "ECS",
+    "DYNO": "Heroku",
+}
+"""Environment variables that tell a platform which runs an application on several machines."""
+
+T = TypeVar("T")
+
+log: Final = logging.getLogger("tako_sync")
+
+
+@define
+class Known:
+    """What this process knows of one name.
+
+    Attributes:
+        line: the local campaigns; only the first polls.
+        lease: the hold that this process has, while it has one.
+        free: what the last clean release left, to be acquired without a look.
+        version, since: the version last seen, and when the answer came that first showed it.
+        streak: when this process began to hold the name back to back; ``ended``: when its
+            last hold did.
+    """
+
+    line: Line = field(factory=Line)
+    lease: Lease | None = None
+    free: Free | None = None
+    version: Version | Absent | None = None
+    since: float = 0.0
+    streak: float | None = None
+    ended: float | None = None
+
+    def first_seen(self, version: Version | Absent, arrived: float) -> float:
+        """Return when the answer arrived that first showed ``version``."""
+        if version != self.version:
+            self.version, self.since = version, arrived
+        return self.since
+
+
+class Runtime:
+    """One binding. Use :func:`configure`; build one yourself to have several in a process.
+
+    Args:
+        backend: where the records are; a URL or an instance.
+        app, env: the identity of the application, part of every lease's name.
+        policy: the timings of all leases.
+        clock: time, threads and chance.
+        note: free text for people, written into the records; 500 characters at most.
+        listeners: called with each event.
+
+    Raises:
+        ConfigurationError: an argument cannot work, or the policy not with this backend.
+    """
+
+    def __init__(
+        self,
+        backend: LeaseBackend | str,
+        *,
+        app: str = DEFAULT_APP,
+        env: str = DEFAULT_ENV,
+        policy: LeasePolicy | None = None,
+        clock: Clock | None = None,
+        note: str = "",
+        listeners: Iterable[Listener] = (),
+    ) -> None:
+        self.app = names.part("app", app)
+        self.env = names.part("env", env)
+        self.policy = _checked("policy", LeasePolicy() if policy is None else policy, LeasePolicy)
+        self.clock = _checked("clock", SystemClock() if clock is None else clock, Clock)
+        self.backend = connect(backend) if isinstance(backend, str) else backend
+        _checked("backend", self.backend, LeaseBackend)
+        if not isinstance(note, str) or len(note) > _MAX_NOTE:
+            raise ConfigurationError(f"note is a text of at most {_MAX_NOTE} characters")
+        self.listeners = tuple(listeners)
+        for listener in self.listeners:
+            if not callable(listener):
+                raise ConfigurationError(f"a listener is a function of an event, not {listener!r}")
+        self.terms = Terms.of(self.policy, self.backend.clock_skew, note)
+        self.requests = Requests(self.backend, self.clock)
+        self.lock = threading.Lock()
+        self._known: OrderedDict[str, Known] = OrderedDict()
+        fork.reset_in_child(self)
+
+    def identity(self, name: str) -> Identity:
+        return Identity(self.app, self.env, name)
+
+    def owner(self) -> str:
+        """Return a new owner identity: of this host and process, and of one campaign only."""
+        return f"{_host()}:{os.getpid()}:{nonce()}"
+
+    def known(self, key: str) -> Known:
+        """Return what this process knows of ``key``. Remembers a bounded number of names."""
+        with self.lock:
+            known = self._known.get(key)
+            if known is None:
+                known = self._known[key] = Known()
+            self._known.move_to_end(key)
+            if len(self._known) > _REMEMBERED:
+                self._forget_one()
+            return known
+
+    def _forget_one(self) -> None:
+        for key, known in self._known.items():
+            if known.lease is None and not known.line:
+                del self._known[key]
+                return
+
+    def tell(self, event: Event) -> None:
+        """Log ``event`` and call the listeners; what they raise is logged and goes no further."""
+        if log.isEnabledFor(event.level):
+            log.log(event.level, "%s", event.message, extra={"tako_event": event})
+        for listener in self.listeners:
+            try:
+                listener(event)
+            except Exception:
+                log.exception("listener %r failed on %r", listener, event)
+
+    def after_fork_in_child(self) -> None:
+        """Forget all: what the parent holds, waits for and has seen is the parent's."""
+        self.lock = threading.Lock()
+        self._known = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<Runtime {self.app}/{self.env} on {self.backend.describe()}>"
+
+
+def nonce() -> str:
+    """Return 64 bits from the operating system: equal in no two processes, forked or not."""
+    return os.urandom(8).hex()
+
+
+def _host() -> str:
+    return socket.gethostname().replace(":", "-") or "localhost"
+
+
+def _checked(what: str, value: T, kind: type) -> T:
+    if not isinstance(value, kind):
+        raise ConfigurationError(f"{what} is a {kind.__name__}, not {value!r}")
+    return value
+
+
+# --- The binding of this process -------------------------------------------------------
+
+_guard = threading.Lock()
+_bound: Runtime | None = None
+
+
+def configure(
+    *,
+    app: str | None = None,
+    env: str | None = None,
+    backend: LeaseBackend | str | None = None,
+    policy: LeasePolicy | None = None,
+    clock: Clock | None = None,
+    note: str = "",
+    listeners: Iterable[Listener] = (),
+) -> Runtime:
+    """Bind this process to an application and a storage; replaces an earlier binding.
+
+    What is not given comes from the environment: ``TAKO_APP``, ``TAKO_ENV``, ``TAKO_BACKEND``
+    (a URL), ``TAKO_PROJECT`` (the bucket ``<project>-tako``). Holds of an earlier binding go on
+    under that one.
+
+    Args:
+        app: the application, part of every lease's name. Default ``app``.
+        env: the environment, likewise. Default ``dev``.
+        backend: ``memory:``, ``sqlite:///path``, ``gs://bucket``, or a ``LeaseBackend``.
+            Default a SQLite file in the user's state directory, which excludes all processes
+            of this user on this machine.
+        policy, clock, note, listeners: as for :class:`Runtime`.
+
+    Raises:
+        ConfigurationError: a value cannot work; or no backend is named on a platform that
+            runs several machines, where the default would exclude nobody.
+    """
+    global _bound
+    runtime = _resolve(os.environ, app, env, backend, policy, clock, note, listeners)
+    with _guard:
+        _bound = runtime
+    return runtime
+
+
+def current() -> Runtime:
+    """Return the binding of this process, made from the environment if there is none yet."""
+    global _bound
+    if _bound is None:
+        with _guard:
+            if _bound is None:
+                _bound = _resolve(os.environ, None, None, None, None, None, "", ())
+    return _bound
+
+
+def unbind() -> None:
+    """Forget the binding; the next use resolves anew."""
+    global _bound
+    _bound = None
+
+
+def _resolve(
+    environ: Mapping[str, str],
+    app: str | None,
+    env: str | None,
+    backend: LeaseBackend | str | None,
+    policy: LeasePolicy | None,
+    clock: Clock | None,
+    note: str,
+    listeners: Iterable[Listener],
+) -> Runtime:
+    chosen = backend if backend is not None else _backend_of(environ)
+    runtime = Runtime(
+        chosen if chosen is not None else _default_url(environ),
+        app=app if app is not None else environ.get("TAKO_APP", DEFAULT_APP),
+        env=env if env is not None else environ.get("TAKO_ENV", DEFAULT_ENV),
+        policy=policy,
+        clock=clock,
+        note=note,
+        listeners=listeners,
+    )
+    if chosen is None:
+        log.warning(
+            "no backend is configured: leases of %s/%s are kept in %s and exclude the processes "
+            "of this user on this machine only; set TAKO_BACKEND or call tako_sync.configure()",
+            runtime.app,
+            runtime.env,
+            runtime.backend.describe(),
+        )
+    return runtime
+
+
+def _backend_of(environ: Mapping[str, str]) -> str | None:
+    if url := environ.get("TAKO_BACKEND"):
+        return url
+    if project := environ.get("TAKO_PROJECT"):
+        return f"gs://{project}-tako"
+    return None
+
+
+def _default_url(environ: Mapping[str, str]) -> str:
+    for variable, platform in _SEVERAL_MACHINES.items():
+        if environ.get(variable):
+            raise ConfigurationError(
+                f"no backend is configured, and this is {platform} ({variable} is set): a file "
+                "on one machine would exclude nobody on the others. Set the environment variable "
+                "TAKO_BACKEND=gs://<bucket> or call "
+                'tako_sync.configure(backend="gs://<bucket>")'
+            )
+    base = environ.get("XDG_STATE_HOME") or (
+        environ.get("LOCALAPPDATA") if os.name == "nt" else None
+    )
+    folder = Path(base) if base else Path.home() / ".local" / "state"
+    return f"sqlite:///{(folder / 'tako_sync' / 'leases.sqlite3').absolute().as_posix()}"
+
+
+def _after_fork() -> None:
+    global _guard
+    _guard = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
