@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import types
 from collections.abc import Callable
 from typing import Any, Literal, NoReturn, ParamSpec, TypeVar, overload
 
-from tako_sync import breaking, names
+from tako_sync import breaking, checks, names
 from tako_sync.ctx import Ctx
 from tako_sync.errors import CampaignTimeoutError, ConfigurationError, LeaseBusyError, UsageError
-from tako_sync.policy import seconds
 from tako_sync.record import Holder, Identity
 from tako_sync.runtime import Runtime, current
 from tako_sync.tenure import Tenure, acquire, acquire_at_once, note_loss, run
@@ -109,7 +107,7 @@ class Lock:
             NotReentrantError: called by the body that holds this very lease.
             BackendDeniedError: the storage refuses for good.
         """
-        _check_body(fn)
+        checks.body(fn)
         return run(self._hold(ctx, timeout), fn)
 
     def try_do(self, fn: Callable[[Ctx], T], *, ctx: Ctx | None = None) -> TryResult[T]:
@@ -124,8 +122,8 @@ class Lock:
             LeaseLostError: ``fn`` returned, but the lease had been lost; it has the value.
             BackendDeniedError: the storage refuses for good.
         """
-        _check_body(fn)
-        found = acquire_at_once(self._runtime, self._identity, _checked_ctx(ctx))
+        checks.body(fn)
+        found = acquire_at_once(self._runtime, self._identity, checks.parent(ctx))
         if isinstance(found, Holder):
             return TryResult(False, None, found)
         return TryResult(True, run(found, fn))
@@ -136,8 +134,8 @@ class Lock:
         Args and errors are those of :meth:`do`; ``timeout=0`` makes one attempt. If the block
         ends normally after a loss, ``LeaseLostError`` is raised at its end.
         """
-        _checked_ctx(ctx)
-        _checked_timeout(timeout)
+        checks.parent(ctx)
+        checks.timeout(timeout)
         return Hold(functools.partial(self._hold, ctx, timeout), self._name)
 
     @overload
@@ -170,11 +168,11 @@ class Lock:
         """
         if busy not in ("wait", "skip", "raise"):
             raise ConfigurationError(f"busy is 'wait', 'skip' or 'raise', not {busy!r}")
-        _checked_timeout(timeout)
+        checks.timeout(timeout)
         allowed = timeout if timeout is not None or busy == "wait" else 0.0
 
         def decorate(guarded: Callable[..., Any]) -> Callable[..., Any]:
-            _check_plain(guarded)
+            checks.plain(guarded)
 
             @functools.wraps(guarded)
             def call(*args: Any, **kwargs: Any) -> Any:
@@ -213,7 +211,7 @@ class Lock:
         Raises:
             LeaseBusyError: it has changed since it was shown.
         """
-        shown, owner = _shown(holder, version)
+        shown, owner = checks.shown(holder, version)
         breaking.break_lease(
             self._runtime, self._identity, version=shown, owner=owner, now=now, by=by
         )
@@ -227,7 +225,7 @@ class Lock:
             LeaseBusyError: it has changed since it was shown.
             UsageError: nobody holds it, or it was asked already.
         """
-        shown, owner = _shown(holder, "")
+        shown, owner = checks.shown(holder, "")
         breaking.request_handover(
             self._runtime, self._identity, version=shown, owner=owner, by=by
         )
@@ -267,7 +265,7 @@ class Lock:
         return self._runtime.identity(self._name)
 
     def _hold(self, ctx: Ctx | None, timeout: float | None) -> Tenure:
-        parent, allowed = _checked_ctx(ctx), _checked_timeout(timeout)
+        parent, allowed = checks.parent(ctx), checks.timeout(timeout)
         runtime = self._runtime
         identity = runtime.identity(self._name)
         if allowed != 0:
@@ -328,77 +326,3 @@ class Hold:
         # Entered and dropped without an exit: nobody is left to end it.
         if self._tenure is not None:
             self._tenure.abandon()
-
-
-# --- Bad input ---------------------------------------------------------------------------
-
-
-def _checked_ctx(ctx: object) -> Ctx | None:
-    if ctx is not None and not isinstance(ctx, Ctx):
-        raise UsageError(f"ctx is a tako_sync.Ctx, not {ctx!r}")
-    return ctx
-
-
-def _checked_timeout(timeout: object) -> float | None:
-    if timeout is None or (timeout == 0 and not isinstance(timeout, bool)):
-        return None if timeout is None else 0.0
-    return seconds("timeout", timeout)
-
-
-def _check_body(fn: object) -> None:
-    """Refuse now what could only fail after the campaign, holding the lease."""
-    _check_plain(fn)
-    code = getattr(fn, "__code__", None)
-    if isinstance(fn, types.FunctionType) and code is not None:
-        required = code.co_argcount - len(fn.__defaults__ or ())
-        missing = code.co_kwonlyargcount - len(fn.__kwdefaults__ or ())
-        fits = required <= 1 and missing <= 0 and (code.co_argcount >= 1 or code.co_flags & 0x04)
-    else:
-        fits = _accepts_one(fn)
-    if not fits:
-        raise UsageError(
-            f"{_named(fn)} cannot be called with the ctx as its one argument: write "
-            "`def body(ctx): ...`, or lambda ctx: ... around it; guard() keeps a function's own "
-            "arguments"
-        )
-
-
-def _accepts_one(fn: Any) -> bool:
-    try:
-        inspect.signature(fn).bind(None)
-    except TypeError:
-        return False
-    except ValueError:  # a builtin that tells no signature
-        return True
-    return True
-
-
-def _check_plain(fn: object) -> None:
-    if not callable(fn):
-        raise UsageError(f"the body is a function, not {fn!r}")
-    inner: Any = fn
-    while isinstance(inner, functools.partial):
-        inner = inner.func
-    for candidate in (inner, getattr(inner, "__call__", None)):
-        if inspect.iscoroutinefunction(candidate) or inspect.isasyncgenfunction(candidate):
-            raise UsageError(
-                f"{_named(fn)} is asynchronous: the lease would be given back before it runs. "
-                "Write: await asyncio.to_thread(lock.do, body)"
-            )
-        if inspect.isgeneratorfunction(candidate):
-            raise UsageError(
-                f"{_named(fn)} is a generator: the lease would be given back before it runs. "
-                "Write `with lock.hold() as ctx:` inside it"
-            )
-
-
-def _named(fn: object) -> str:
-    return getattr(fn, "__qualname__", None) or repr(fn)
-
-
-def _shown(holder: Holder | None, version: str) -> tuple[str, str | None]:
-    if holder is not None and not isinstance(holder, Holder):
-        raise UsageError(f"holder is what Lock.holder() returned, not {holder!r}")
-    if (holder is None) == (not version):
-        raise UsageError("give what Lock.holder() returned, or its version")
-    return (holder.version, holder.owner) if holder is not None else (version, None)

@@ -11,7 +11,8 @@ import os
 import socket
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -234,10 +235,15 @@ def current() -> Runtime:
     return _bound
 
 
-def unbind() -> None:
-    """Forget the binding; the next use resolves anew."""
+@contextmanager
+def rebound(runtime: Runtime | None) -> Iterator[Runtime | None]:
+    """Bind this process to ``runtime`` for a ``with`` block; with None, resolve anew in it."""
     global _bound
-    _bound = None
+    before, _bound = _bound, runtime
+    try:
+        yield runtime
+    finally:
+        _bound = before
 
 
 def _resolve(

@@ -1,0 +1,84 @@
+"""What a lock's methods refuse, at the call: wrong bodies, ctxs, timeouts and holders."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from typing import Any
+
+from tako_sync.ctx import Ctx
+from tako_sync.errors import UsageError
+from tako_sync.policy import seconds
+from tako_sync.record import Holder
+
+
+def parent(ctx: object) -> Ctx | None:
+    if ctx is not None and not isinstance(ctx, Ctx):
+        raise UsageError(f"ctx is a tako_sync.Ctx, not {ctx!r}")
+    return ctx
+
+
+def timeout(timeout: object) -> float | None:
+    if timeout is None or (timeout == 0 and not isinstance(timeout, bool)):
+        return None if timeout is None else 0.0
+    return seconds("timeout", timeout)
+
+
+def body(fn: object) -> None:
+    """Refuse now what could only fail after the campaign, holding the lease."""
+    plain(fn)
+    code = getattr(fn, "__code__", None)
+    if isinstance(fn, types.FunctionType) and code is not None:
+        required = code.co_argcount - len(fn.__defaults__ or ())
+        missing = code.co_kwonlyargcount - len(fn.__kwdefaults__ or ())
+        fits = required <= 1 and missing <= 0 and (code.co_argcount >= 1 or code.co_flags & 0x04)
+    else:
+        fits = _accepts_one(fn)
+    if not fits:
+        raise UsageError(
+            f"{_named(fn)} cannot be called with the ctx as its one argument: write "
+            "`def body(ctx): ...`, or lambda ctx: ... around it; guard() keeps a function's own "
+            "arguments"
+        )
+
+
+def _accepts_one(fn: Any) -> bool:
+    try:
+        inspect.signature(fn).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin that tells no signature
+        return True
+    return True
+
+
+def plain(fn: object) -> None:
+    if not callable(fn):
+        raise UsageError(f"the body is a function, not {fn!r}")
+    inner: Any = fn
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    for candidate in (inner, getattr(inner, "__call__", None)):
+        if inspect.iscoroutinefunction(candidate) or inspect.isasyncgenfunction(candidate):
+            raise UsageError(
+                f"{_named(fn)} is asynchronous: the lease would be given back before it runs. "
+                "Write: await asyncio.to_thread(lock.do, body)"
+            )
+        if inspect.isgeneratorfunction(candidate):
+            raise UsageError(
+                f"{_named(fn)} is a generator: the lease would be given back before it runs. "
+                "Write `with lock.hold() as ctx:` inside it"
+            )
+
+
+def _named(fn: object) -> str:
+    return getattr(fn, "__qualname__", None) or repr(fn)
+
+
+def shown(holder: Holder | None, version: str) -> tuple[str, str | None]:
+    if holder is not None and not isinstance(holder, Holder):
+        raise UsageError(f"holder is what Lock.holder() returned, not {holder!r}")
+    if (holder is None) == (not version):
+        raise UsageError("give what Lock.holder() returned, or its version")
+    return (holder.version, holder.owner) if holder is not None else (version, None)

@@ -1,0 +1,63 @@
+"""Holding the very lease that code under test campaigns for, as another process would."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from tako_sync.errors import LeaseBusyError
+from tako_sync.record import Holder
+from tako_sync.runtime import Runtime, current
+from tako_sync.tenure import Tenure, acquire_at_once
+
+
+class Occupation:
+    """A lease held by a process that is not the one under test. Also a ``with`` block.
+
+    Attributes:
+        fence: the fencing token of the hold.
+    """
+
+    def __init__(self, tenure: Tenure) -> None:
+        self._tenure: Tenure | None = tenure
+        self.fence = tenure.lease.fence
+        tenure.begin()
+
+    def release(self) -> None:
+        """Give the lease back, as that process would. A second call does nothing."""
+        tenure, self._tenure = self._tenure, None
+        if tenure is not None:
+            tenure.conclude("returned")
+
+    def __enter__(self) -> Occupation:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+def occupy(name: str, runtime: Runtime | None = None) -> Occupation:
+    """Hold the lease ``name`` until :meth:`Occupation.release`, heartbeat included.
+
+    It is held through a binding of its own on the same storage, so that the code under test
+    meets it as it meets another process: it is busy, and not its own.
+
+    Args:
+        name: of a lock, or of a framework's lease (``singleton-…``).
+        runtime: the binding of the code under test; by default that of this process.
+
+    Raises:
+        LeaseBusyError: someone holds it already.
+    """
+    home = runtime or current()
+    other = Runtime(
+        home.backend, app=home.app, env=home.env, policy=home.policy, clock=home.clock
+    )
+    found = acquire_at_once(other, other.identity(name), None)
+    if isinstance(found, Holder):
+        raise LeaseBusyError(name, found)
+    return Occupation(found)
