@@ -178,9 +178,10 @@ class Campaign:
         lost_races = 0
         while True:
             if isinstance(finding, Grant):
-                if self._in_time(finding):
+                if self._wanted(finding):
                     return finding
                 self._give_back(finding.record, finding.version)
+                self._go_on()
                 raise BackendUnavailableError("the grant arrived after its own deadline")
             if isinstance(finding, OwnBroken):
                 self._give_back(finding.record, finding.version)
@@ -234,8 +235,10 @@ class Campaign:
             self._runtime.tell(UnreadableTakenOver(self._identity.name, key, problem))
         return self._claim.landed(draft, version)
 
-    def _in_time(self, grant: Grant) -> bool:
-        return self._clock.monotonic() < grant.deadline
+    def _wanted(self, grant: Grant) -> bool:
+        """Say whether the grant is one: in time, and for a caller who still waits for it."""
+        cancelled = self._parent is not None and self._parent.cancelled
+        return not cancelled and self._clock.monotonic() < grant.deadline
 
     def _give_back(self, ours: record.Record, version: Version) -> None:
         """Free a record of ours that nobody will hold. At worst it becomes free by its age."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from typing import Any
+from typing import Any, Final
 
 from tako_sync.ctx import Ctx
 from tako_sync.errors import UsageError
 from tako_sync.policy import seconds
 from tako_sync.record import Holder
+
+
+_DEFERRED: Final = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 def parent(ctx: object) -> Ctx | None:
@@ -27,25 +30,32 @@ def timeout(timeout: object) -> float | None:
 
 def body(fn: object) -> None:
     """Refuse now what could only fail after the campaign, holding the lease."""
-    plain(fn)
-    code = getattr(fn, "__code__", None)
-    if isinstance(fn, types.FunctionType) and code is not None:
-        required = code.co_argcount - len(fn.__defaults__ or ())
-        missing = code.co_kwonlyargcount - len(fn.__kwdefaults__ or ())
-        fits = required <= 1 and missing <= 0 and (code.co_argcount >= 1 or code.co_flags & 0x04)
-    else:
-        fits = _accepts_one(fn)
-    if not fits:
-        raise UsageError(
-            f"{_named(fn)} cannot be called with the ctx as its one argument: write "
-            "`def body(ctx): ...`, or lambda ctx: ... around it; guard() keeps a function's own "
-            "arguments"
-        )
+    if not _fits_at_a_glance(fn):
+        plain(fn)
+        if not _accepts_one(fn):
+            raise UsageError(
+                f"{_named(fn)} cannot be called with the ctx as its one argument: write "
+                "`def body(ctx): ...`, or lambda ctx: ... around it; guard() keeps a function's "
+                "own arguments"
+            )
+
+
+def _fits_at_a_glance(fn: object) -> bool:
+    """Know the ordinary case, a function of one argument, without asking ``inspect``."""
+    if not isinstance(fn, types.FunctionType):
+        return False
+    code = fn.__code__
+    return (
+        code.co_argcount == 1
+        and code.co_kwonlyargcount == 0
+        and not code.co_flags & _DEFERRED
+        and not hasattr(fn, "__wrapped__")
+    )
 
 
 def _accepts_one(fn: Any) -> bool:
     try:
-        inspect.signature(fn).bind(None)
+        inspect.signature(fn, follow_wrapped=False).bind(None)
     except TypeError:
         return False
     except ValueError:  # a builtin that tells no signature
@@ -54,6 +64,7 @@ def _accepts_one(fn: Any) -> bool:
 
 
 def plain(fn: object) -> None:
+    """Refuse what is not a function, or does its work after it has returned."""
     if not callable(fn):
         raise UsageError(f"the body is a function, not {fn!r}")
     inner: Any = fn

@@ -210,7 +210,8 @@ class Ctx:
             if cause is not None and not isinstance(cause, str):
                 raise UsageError(f"a cause is an exception or a text, not {cause!r}")
             cause = CtxCancelledError(cause or "the ctx was cancelled")
-        self._causes.append(cause)
+        if not self._causes:
+            self._causes.append(cause)
         self.flag.set()
 
     def on_cancel(self, fn: Callable[[], object]) -> Callable[[], None]:

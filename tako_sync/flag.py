@@ -59,6 +59,10 @@ class Flag(threading.Event):
         except ValueError:
             pass
 
+    def forget(self) -> None:
+        """Forget all watchers: it will never be raised any more."""
+        self._watchers.clear()
+
     def _drain(self) -> None:
         while True:
             try:

@@ -53,7 +53,6 @@ class Heartbeat:
         self._stop = Flag()
         self._backoff = Backoff(self._clock, self._policy.ttl / 30, self._policy.ttl / 6)
         self._task: Task | None = None
-        self._ended = Flag()
 
     def start(self) -> None:
         self._task = self._clock.spawn(self._run, f"tako-heartbeat-{self._lease.name}")
@@ -61,36 +60,35 @@ class Heartbeat:
     def stop(self) -> None:
         """Send nothing more. Waits for a renewal under way, at most a request timeout."""
         self._stop.set()
-        if self._task is not None and not self._clock.wait(
-            self._ended, self._policy.request_timeout
-        ):
-            return
         if self._task is not None:
-            self._task.join()
+            self._task.join(self._policy.request_timeout)
 
     def signal(self) -> None:
         """Send nothing more, without waiting."""
         self._stop.set()
 
     def _run(self) -> None:
-        try:
-            due = self._next_due()
-            while not self._over():
+        while not self._over():
+            try:
                 try:
-                    now = self._clock.monotonic()
-                    if now < due:
-                        # The sooner of the two: nobody else wakes those who wait on the ctx.
-                        self._clock.wait(self._stop, min(due - now, self._lease.remaining()))
-                        continue
-                    until_settled(self._renew, self._sleep)
-                    due = self._next_due()
+                    self._beat()
                 except BaseException as error:
                     # Whatever it is: a dead heartbeat under a live hold would be worse.
                     self._lease.trouble = error
                     log.exception("heartbeat of lease %s failed; trying again", self._lease)
                     self._sleep(self._backoff.failed().seconds)
-        finally:
-            self._ended.set()
+            except BaseException:  # noqa: S110 - struck while dealing with the first
+                pass
+
+    def _beat(self) -> None:
+        """Wait until the next renewal is due, and renew until it is settled."""
+        due = self._next_due()
+        while (now := self._clock.monotonic()) < due:
+            # The sooner of the two: nobody else wakes those who wait on the ctx.
+            self._clock.wait(self._stop, min(due - now, self._lease.remaining()))
+            if self._over():
+                return
+        until_settled(self._renew, self._sleep)
 
     def _over(self) -> bool:
         return self._stop.is_set() or self._lease.end is not None

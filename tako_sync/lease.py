@@ -51,7 +51,8 @@ class Lease:
         self._deadline = grant.deadline
         self._clock = clock
         self._tell = tell
-        self._lock = threading.Lock()
+        # Reentrant: a collection of garbage may strike inside, and drop a hold that was forgotten.
+        self._lock = threading.RLock()
         self._end: BaseException | None = None
         self._generation = fork.generation()
 
@@ -153,6 +154,7 @@ class Lease:
             self.freed.set()
         if end is not None:
             self.over.set()
+            self.handover.forget()
         return end
 
     def __str__(self) -> str:

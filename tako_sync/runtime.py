@@ -122,6 +122,7 @@ class Runtime:
                 raise ConfigurationError(f"a listener is a function of an event, not {listener!r}")
         self.terms = Terms.of(self.policy, self.backend.clock_skew, note)
         self.requests = Requests(self.backend, self.clock)
+        self._host = socket.gethostname().replace(":", "-") or "localhost"
         self.lock = threading.Lock()
         self._known: OrderedDict[str, Known] = OrderedDict()
         fork.reset_in_child(self)
@@ -131,7 +132,7 @@ class Runtime:
 
     def owner(self) -> str:
         """Return a new owner identity: of this host and process, and of one campaign only."""
-        return f"{_host()}:{os.getpid()}:{nonce()}"
+        return f"{self._host}:{os.getpid()}:{nonce()}"
 
     def known(self, key: str) -> Known:
         """Return what this process knows of ``key``. Remembers a bounded number of names."""
@@ -172,10 +173,6 @@ class Runtime:
 def nonce() -> str:
     """Return 64 bits from the operating system: equal in no two processes, forked or not."""
     return os.urandom(8).hex()
-
-
-def _host() -> str:
-    return socket.gethostname().replace(":", "-") or "localhost"
 
 
 def _checked(what: str, value: T, kind: type) -> T:

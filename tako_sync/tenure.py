@@ -186,8 +186,11 @@ def run(tenure: Tenure, body: Callable[[Ctx], T]) -> T:
     try:
         try:
             tenure.begin()
-            with tenure.ctx.entered():
+            leave = tenure.ctx.enter()
+            try:
                 value = body(tenure.ctx)
+            finally:
+                leave()
         except BaseException as error:
             note_loss(error, tenure.conclude("raised"))
             raise
