@@ -95,7 +95,8 @@ class LeaseBackend(abc.ABC):
 class Task(Protocol):
     """A thread started by a clock."""
 
-    def join(self, timeout: float | None = None) -> None: ...
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until it has ended, for ``timeout`` seconds of the clock at most."""
 
     def is_alive(self) -> bool: ...
 
@@ -125,3 +126,18 @@ class Clock(abc.ABC):
     @abc.abstractmethod
     def spawn(self, target: Callable[[], None], name: str) -> Task:
         """Run ``target`` in a new daemon thread."""
+
+    def after(
+        self, seconds: float, target: Callable[[], None], name: str, unless: threading.Event
+    ) -> Task:
+        """Run ``target`` in a thread of its own in ``seconds``, unless ``unless`` is set before.
+
+        Returns:
+            a task that ends when ``target`` has ended, or will not be run.
+        """
+
+        def wait_and_run() -> None:
+            if not self.wait(unless, seconds):
+                target()
+
+        return self.spawn(wait_and_run, name)

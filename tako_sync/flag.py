@@ -64,12 +64,16 @@ class Flag(threading.Event):
         self._watchers.clear()
 
     def _drain(self) -> None:
-        while True:
-            try:
-                watcher = self._watchers.pop(0)
-            except IndexError:
-                return
-            watcher()
+        try:
+            while True:
+                try:
+                    watcher = self._watchers.pop(0)
+                except IndexError:
+                    return
+                watcher()
+        except BaseException:
+            self._drain()  # one that fails, or Ctrl-C, must not leave the others asleep
+            raise
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {'set' if self.is_set() else 'not set'}>"

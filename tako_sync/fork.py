@@ -7,6 +7,7 @@ ever, and a connection is shared with the parent. One hook serves all of tako_sy
 
 from __future__ import annotations
 
+import logging
 import os
 import weakref
 from typing import Protocol
@@ -39,7 +40,10 @@ def _in_child() -> None:
     for reference in list(_resettable):
         thing = reference()
         if thing is not None:
-            thing.after_fork_in_child()
+            try:
+                thing.after_fork_in_child()
+            except Exception:  # the others still need theirs
+                logging.getLogger("tako_sync").exception("after a fork: %r", thing)
 
 
 if hasattr(os, "register_at_fork"):

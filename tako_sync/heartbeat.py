@@ -10,7 +10,7 @@ import logging
 from typing import Final
 
 from tako_sync.abc import Task
-from tako_sync.errors import VersionConflictError
+from tako_sync.errors import BackendError, VersionConflictError
 from tako_sync.events import HandoverRequested, Recovered, Renewed, Unreachable
 from tako_sync.flag import Flag
 from tako_sync.lease import Lease
@@ -50,12 +50,17 @@ class Heartbeat:
         self._tenancy = tenancy
         self._first = sent
         self._beats = 0
+        self._due = 0.0
         self._stop = Flag()
         self._backoff = Backoff(self._clock, self._policy.ttl / 30, self._policy.ttl / 6)
         self._task: Task | None = None
 
     def start(self) -> None:
-        self._task = self._clock.spawn(self._run, f"tako-heartbeat-{self._lease.name}")
+        self._due = self._next_due()
+        first = self._due - self._clock.monotonic()
+        self._task = self._clock.after(
+            first, self._run, f"tako-heartbeat-{self._lease.name}", self._stop
+        )
 
     def stop(self) -> None:
         """Send nothing more. Waits for a renewal under way, at most a request timeout."""
@@ -82,13 +87,13 @@ class Heartbeat:
 
     def _beat(self) -> None:
         """Wait until the next renewal is due, and renew until it is settled."""
-        due = self._next_due()
-        while (now := self._clock.monotonic()) < due:
+        while (now := self._clock.monotonic()) < self._due:
             # The sooner of the two: nobody else wakes those who wait on the ctx.
-            self._clock.wait(self._stop, min(due - now, self._lease.remaining()))
+            self._clock.wait(self._stop, min(self._due - now, self._lease.remaining()))
             if self._over():
                 return
         until_settled(self._renew, self._sleep)
+        self._due = self._next_due()
 
     def _over(self) -> bool:
         return self._stop.is_set() or self._lease.end is not None
@@ -115,7 +120,7 @@ class Heartbeat:
             standing = self._tenancy.landed(draft, version)
         except VersionConflictError:
             return self._after_conflict(due)
-        except Exception as error:
+        except BaseException as error:  # noqa: BLE001 - SystemExit too is no reason to stop
             return self._failed(error)
         return self._landed(standing, due)
 
@@ -125,7 +130,7 @@ class Heartbeat:
         within = min(self._policy.request_timeout, self._lease.remaining())
         try:
             sighting = look(self._runtime, self._identity, within=within)
-        except Exception as error:
+        except BaseException as error:  # noqa: BLE001
             return self._failed(error)
         before = self._tenancy.version
         standing = self._tenancy.saw(sighting)
@@ -149,8 +154,10 @@ class Heartbeat:
         self._look_for_handover()
         return True
 
-    def _failed(self, error: Exception) -> Pause:
-        if self._lease.trouble is None:
+    def _failed(self, error: BaseException) -> Pause:
+        if not isinstance(error, BackendError):
+            log.error("heartbeat of lease %s: a fault of the backend", self._lease, exc_info=error)
+        elif self._lease.trouble is None:
             self._runtime.tell(Unreachable(self._lease.name, "renewing", error))
         self._lease.trouble = error
         return self._backoff.failed(getattr(error, "retry_after", 0.0))

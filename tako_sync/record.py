@@ -317,7 +317,8 @@ def holder(content: Record | Foreign | Unreadable, version: Version, left: float
 
 def stamp(at: datetime, after: float = 0.0) -> str:
     """Write a moment, and ``after`` seconds later, as the record has it."""
-    return (at + timedelta(seconds=after)).isoformat().replace("+00:00", "Z")
+    moment = at + timedelta(seconds=after) if after else at
+    return moment.isoformat().replace("+00:00", "Z")
 
 
 def moment(text: str) -> datetime | None:
