@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import random
 import sys
 import threading
@@ -12,6 +11,8 @@ from datetime import datetime, timezone
 from typing import Final, Union
 
 from tako_sync.abc import Clock, Task
+from tako_sync.alarm import Alarms
+from tako_sync.flag import Flag
 
 _SLICE: Final = 2.0
 """Seconds. A kernel timer stands still while the machine is suspended; a wait looks at the
@@ -44,6 +45,7 @@ class SystemClock(Clock):
     def __init__(self) -> None:
         self._source = _monotonic_source()
         self._wall = _wall_source()
+        self._alarms = Alarms(self.monotonic)
         self._chance = random.SystemRandom()  # a seeded one would repeat itself in forked children
 
     def monotonic(self) -> float:
@@ -78,52 +80,45 @@ class SystemClock(Clock):
     def after(
         self, seconds: float, target: Callable[[], None], name: str, unless: threading.Event
     ) -> Task:
-        return _Sleeper(self, seconds, target, name, unless)
+        return _Later(self, self._alarms, seconds, target, name, unless)
 
 
-class _Sleeper:
-    """A thread that only waits, and starts the real one when that is due.
-
-    Most holds are short, and their heartbeat is never due. This thread costs them less than
-    half of what a ``threading.Thread`` does, whose ``start`` waits until it runs. It runs no
-    code but its own, so nobody can ask in it for ``threading.current_thread()``.
-    """
+class _Later:
+    """A thread that is to start later, or not at all."""
 
     def __init__(
         self,
         clock: SystemClock,
+        alarms: Alarms,
         seconds: float,
         target: Callable[[], None],
         name: str,
         unless: threading.Event,
     ) -> None:
         self._clock = clock
-        self._until = clock.monotonic() + seconds
+        self._alarms = alarms
         self._target = target
         self._name = name
         self._unless = unless
         self._task: Task | None = None
-        self._awake = threading.Lock()
-        self._awake.acquire()
-        _thread.start_new_thread(self._sleep, ())
+        self._begun = Flag()
+        call = alarms.call_at(clock.monotonic() + seconds, self._begin)
+        self._calls = [call]  # emptied at the end, so that no cycle is left for the collector
 
-    def _sleep(self) -> None:
+    def _begin(self) -> None:
         try:
-            while (left := self._until - self._clock.monotonic()) > 0:
-                if self._unless.wait(min(left, _SLICE)):
-                    return
-            try:
+            if not self._unless.is_set():
                 self._task = self._clock.spawn(self._target, self._name)
-            except RuntimeError:  # no more threads; better in this one than not at all
-                self._target()
-        finally:
-            self._awake.release()
+            self._begun.set()
+        except RuntimeError:  # no more threads: better in this one than not at all
+            self._begun.set()
+            self._target()
 
     def join(self, timeout: float | None = None) -> None:
-        if self._awake.acquire(True, -1 if timeout is None else timeout):
-            self._awake.release()
-            if self._task is not None:
-                self._task.join(timeout)
+        if self._unless.is_set() and self._calls and self._alarms.take_back(self._calls.pop()):
+            self._begun.set()
+        if self._clock.wait(self._begun, timeout) and self._task is not None:
+            self._task.join(timeout)
 
     def is_alive(self) -> bool:
-        return self._awake.locked() or (self._task is not None and self._task.is_alive())
+        return not self._begun.is_set() or (self._task is not None and self._task.is_alive())

@@ -104,7 +104,7 @@ class Ctx:
         self._deadline = deadline
         self._causes: list[BaseException] = []  # append is atomic: the first one counts
         self.flag = Flag()  # raised once someone has noticed: `cancelled` does not wait for it
-        self._done = Done(self)
+        self._done: Done | None = None
         if lease is not None:
             lease.over.watch(self._settle)
             lease.handover.watch(self._settle)
@@ -121,6 +121,8 @@ class Ctx:
     @property
     def done(self) -> threading.Event:
         """The cancellation event, to hand to others."""
+        if self._done is None:
+            self._done = Done(self)
         return self._done
 
     @property

@@ -65,8 +65,9 @@ class Heartbeat:
     def stop(self) -> None:
         """Send nothing more. Waits for a renewal under way, at most a request timeout."""
         self._stop.set()
-        if self._task is not None:
-            self._task.join(self._policy.request_timeout)
+        task, self._task = self._task, None
+        if task is not None:
+            task.join(self._policy.request_timeout)
 
     def signal(self) -> None:
         """Send nothing more, without waiting."""
