@@ -68,9 +68,7 @@ class LeaseBackend(abc.ABC):
         """
 
     @abc.abstractmethod
-    def write(
-        self, key: str, body: bytes, *, expect: Version | Absent, timeout: float
-    ) -> Version:
+    def write(self, key: str, body: bytes, *, expect: Version | Absent, timeout: float) -> Version:
         """Store ``body`` if the current version is ``expect``; return the new version.
 
         Args:

@@ -91,9 +91,7 @@ def _look(runtime: Runtime, identity: Identity) -> Sighting:
     return sighting
 
 
-def _shown(
-    runtime: Runtime, identity: Identity, version: Version, owner: str | None
-) -> Sighting:
+def _shown(runtime: Runtime, identity: Identity, version: Version, owner: str | None) -> Sighting:
     if not isinstance(version, str):
         raise ConfigurationError(f"version is the text that holder() shows, not {version!r}")
     sighting = _look(runtime, identity)

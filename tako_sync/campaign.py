@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 from tako_sync import record, rules
 from tako_sync.claim import Claim, Draft, Finding, Grant, OwnBroken
@@ -101,7 +101,7 @@ class Campaign:
                 return pause
 
         try:
-            found: Grant | Held = until_settled(attempt, self._sleep)
+            found = cast("Grant | Held", until_settled(attempt, self._sleep))
             if isinstance(found, Grant):
                 self._granted(found)
         finally:

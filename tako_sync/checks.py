@@ -12,7 +12,6 @@ from tako_sync.errors import UsageError
 from tako_sync.policy import seconds
 from tako_sync.record import Holder
 
-
 _DEFERRED: Final = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
@@ -70,7 +69,7 @@ def plain(fn: object) -> None:
     inner: Any = fn
     while isinstance(inner, functools.partial):
         inner = inner.func
-    for candidate in (inner, getattr(inner, "__call__", None)):
+    for candidate in (inner, type(inner).__call__):
         if inspect.iscoroutinefunction(candidate) or inspect.isasyncgenfunction(candidate):
             raise UsageError(
                 f"{_named(fn)} is asynchronous: the lease would be given back before it runs. "

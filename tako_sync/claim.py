@@ -8,7 +8,6 @@ draft again for the same version: the retry is itself the test. After a conflict
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Union
 
 from attrs import frozen
 
@@ -60,7 +59,7 @@ class OwnBroken:
     version: Version
 
 
-Finding = Union[Free, Held, Grant, OwnBroken]
+Finding = Free | Held | Grant | OwnBroken
 
 
 class Claim:
@@ -132,4 +131,3 @@ class Claim:
         for write, (expect, _sent) in list(self._attempts.items()):
             if expect != version and isinstance(expect, str):
                 del self._attempts[write]
-

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
-from typing import Final, Union
+from typing import Final
 
 from tako_sync.abc import Clock, Task
 from tako_sync.alarm import Alarms
@@ -19,7 +19,7 @@ _SLICE: Final = 2.0
 clock this often, so that after a resume it ends late by no more than this."""
 
 
-_Source = Union[tuple[Callable[[int], float], int], tuple[Callable[[], float], None]]
+_Source = tuple[Callable[[int], float], int] | tuple[Callable[[], float], None]
 """A clock function and its argument, if it takes one. Kept in a tuple on purpose: freezegun
 replaces time functions that it finds as attributes of modules. It knows no clock_gettime."""
 

@@ -7,6 +7,7 @@ It answers from the clocks at each question and does not wait for a thread to te
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import math
 import threading
@@ -14,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final, NamedTuple, TypeVar, Union
+from typing import Any, Final, NamedTuple, TypeVar
 
 from tako_sync.abc import Clock
 from tako_sync.clock import SystemClock
@@ -175,9 +176,9 @@ class Ctx:
 
     def wait(self, seconds: float) -> bool:
         """Sleep for ``seconds``, waking on cancellation; return whether cancelled."""
-        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or seconds < 0:
-            checked_seconds("seconds", seconds)
-        return self._wait(seconds if seconds < math.inf else None)
+        if seconds == math.inf:
+            return self._wait(None)
+        return self._wait(checked_seconds("seconds", seconds) if seconds != 0 else 0.0)
 
     @property
     def lease(self) -> Lease:
@@ -202,7 +203,7 @@ class Ctx:
 
     # --- Cancelling
 
-    def cancel(self, cause: Union[BaseException, str, None] = None) -> None:
+    def cancel(self, cause: BaseException | str | None = None) -> None:
         """Cancel this ctx and its children. Later calls change nothing.
 
         Args:
@@ -225,11 +226,11 @@ class Ctx:
         def call() -> None:
             try:
                 fn()
-            except Exception:
+            except Exception:  # noqa: BLE001 - it is the user's, and logged
                 _log.exception("on_cancel callback %r failed", fn)
 
         line = list(self._line())
-        for child, parent in zip(line, line[1:]):
+        for child, parent in itertools.pairwise(line):
             parent.flag.watch(child._settle)  # strongly: nobody else may keep the child alive
         if any(ctx._deadline < math.inf for ctx in line) and not self.cancelled:
             # Nobody else is there to notice a deadline that passes unasked.
@@ -239,7 +240,7 @@ class Ctx:
 
         def undo() -> None:
             self.flag.unwatch(call)
-            for child, parent in zip(line, line[1:]):
+            for child, parent in itertools.pairwise(line):
                 parent.flag.unwatch(child._settle)
 
         return undo

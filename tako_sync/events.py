@@ -192,4 +192,3 @@ class ReleaseUnconfirmed(Event):
             f'the release of lease "{self.lease}" (fence {self.fence}) could not be confirmed '
             f"({fault}); it becomes free by its age"
         )
-

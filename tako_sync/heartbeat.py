@@ -83,7 +83,7 @@ class Heartbeat:
                     self._lease.trouble = error
                     log.exception("heartbeat of lease %s failed; trying again", self._lease)
                     self._sleep(self._backoff.failed().seconds)
-            except BaseException:  # noqa: S110 - struck while dealing with the first
+            except BaseException:  # noqa: BLE001, S110 - struck while dealing with the first
                 pass
 
     def _beat(self) -> None:

@@ -33,7 +33,9 @@ class Lease:
         freed: raised when the lease may be free again: after the release, or at the loss.
     """
 
-    def __init__(self, name: str, grant: Grant, clock: Clock, tell: Callable[[Event], None]) -> None:
+    def __init__(
+        self, name: str, grant: Grant, clock: Clock, tell: Callable[[Event], None]
+    ) -> None:
         self.name = name
         self.owner = grant.record.owner
         self.fence = grant.record.fence

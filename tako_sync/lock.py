@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable
-from typing import Any, Literal, NoReturn, ParamSpec, TypeVar, overload
+from typing import Any, Literal, NoReturn, ParamSpec, Protocol, TypeVar, overload
 
 from tako_sync import breaking, checks, names
 from tako_sync.ctx import Ctx
@@ -30,7 +30,9 @@ class TryResult(tuple[bool, "T | None"]):
     _fields = ("ran", "value")
     holder: Holder | None
 
-    def __new__(cls, ran: bool, value: T | None = None, holder: Holder | None = None) -> TryResult[T]:
+    def __new__(
+        cls, ran: bool, value: T | None = None, holder: Holder | None = None
+    ) -> TryResult[T]:
         result = super().__new__(cls, (ran, value))
         result.holder = holder
         return result
@@ -51,6 +53,14 @@ class TryResult(tuple[bool, "T | None"]):
 
     def __repr__(self) -> str:
         return f"TryResult(ran={self.ran}, value={self.value!r})"
+
+
+class _Guard(Protocol):
+    def __call__(self, fn: Callable[P, T], /) -> Callable[P, T]: ...
+
+
+class _SkippingGuard(Protocol):
+    def __call__(self, fn: Callable[P, T], /) -> Callable[P, T | None]: ...
 
 
 class Lock:
@@ -143,11 +153,11 @@ class Lock:
     @overload
     def guard(
         self, *, busy: Literal["skip"], timeout: float | None = None
-    ) -> Callable[[Callable[P, T]], Callable[P, T | None]]: ...
+    ) -> _SkippingGuard: ...
     @overload
     def guard(
         self, *, busy: Literal["wait", "raise"] = "wait", timeout: float | None = None
-    ) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
+    ) -> _Guard: ...
     def guard(
         self,
         fn: Any = None,
@@ -226,9 +236,7 @@ class Lock:
             UsageError: nobody holds it, or it was asked already.
         """
         shown, owner = checks.shown(holder, "")
-        breaking.request_handover(
-            self._runtime, self._identity, version=shown, owner=owner, by=by
-        )
+        breaking.request_handover(self._runtime, self._identity, version=shown, owner=owner, by=by)
 
     # --- What people try first
 
@@ -311,7 +319,8 @@ class Hold:
         traceback: types.TracebackType | None,
     ) -> None:
         tenure = self._tenure
-        assert tenure is not None and self._leave is not None
+        assert tenure is not None
+        assert self._leave is not None
         try:
             loss = tenure.conclude("returned" if error is None else "raised")
             self._leave()

@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any, Final, Union
+from typing import Any, Final
 
 from attrs import evolve, field, frozen
 
@@ -147,7 +147,7 @@ class Unreadable:
     margin: float = FOREIGN_MARGIN
 
 
-Content = Union[Record, Foreign, Unreadable, None]
+Content = Record | Foreign | Unreadable | None
 
 
 def read(snapshot: Snapshot) -> Content:
@@ -193,9 +193,7 @@ def _ours(document: Mapping[str, Any]) -> Record:
         raise _Problem(f"a margin of {margin:g} s for a ttl of {ttl:g} s")
     state = _text(document, "state")
     return Record(
-        identity=Identity(
-            _text(document, "app"), _text(document, "env"), _text(document, "name")
-        ),
+        identity=Identity(_text(document, "app"), _text(document, "env"), _text(document, "name")),
         owner=_text(document, "owner"),
         write=_text(document, "write"),
         state=State(state) if state in set(State) else State.HELD,

@@ -103,7 +103,7 @@ class Release:
             return self._after_conflict(limit)
         except BackendUnavailableError as error:
             return self._failed(error)
-        except Exception as error:  # denied, or a fault of the backend: no use in trying again
+        except Exception as error:  # noqa: BLE001 - denied, or a fault of the backend: no use in trying again
             self._unconfirmed(error)
             return None
 

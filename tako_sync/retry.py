@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar, Union
+from typing import TypeVar
 
 from attrs import frozen
 
@@ -19,7 +19,7 @@ class Pause:
     seconds: float
 
 
-def until_settled(attempt: Callable[[], Union[T, Pause]], sleep: Callable[[float], None]) -> T:
+def until_settled(attempt: Callable[[], T | Pause], sleep: Callable[[float], None]) -> T:
     """Call ``attempt`` until it answers something else than a :class:`Pause`; return that.
 
     tenacity keeps the loop, and nothing else: it does not follow an injected clock, looks at

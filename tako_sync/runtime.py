@@ -114,7 +114,7 @@ class Runtime:
         self.clock = _checked("clock", SystemClock() if clock is None else clock, Clock)
         self.backend = connect(backend) if isinstance(backend, str) else backend
         _checked("backend", self.backend, LeaseBackend)
-        if not isinstance(note, str) or len(note) > _MAX_NOTE:
+        if len(_checked("note", note, str)) > _MAX_NOTE:
             raise ConfigurationError(f"note is a text of at most {_MAX_NOTE} characters")
         self.listeners = tuple(listeners)
         for listener in self.listeners:

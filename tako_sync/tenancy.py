@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 from datetime import datetime
-from typing import Union
 
 from attrs import frozen
 
@@ -43,7 +42,7 @@ class Gone:
     reason: LossReason
 
 
-Standing = Union[Landed, Open, Gone]
+Standing = Landed | Open | Gone
 
 
 class Ending(enum.Enum):

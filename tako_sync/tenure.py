@@ -51,9 +51,7 @@ def acquire(
     _refuse_to_wait_for_oneself(runtime, identity)
     started = runtime.clock.monotonic()
     limit = math.inf if timeout is None else started + timeout
-    campaign = Campaign(
-        runtime, identity, parent=parent, limit=limit, timeout=timeout or math.inf
-    )
+    campaign = Campaign(runtime, identity, parent=parent, limit=limit, timeout=timeout or math.inf)
     return campaign.until_held(
         lambda grant: _tenure(runtime, identity, parent, campaign, grant, started)
     )
@@ -211,7 +209,7 @@ def note_loss(error: BaseException, loss: LeaseLostError | None) -> None:
     if sys.version_info >= (3, 11):
         error.add_note(note)
     else:
-        error.__notes__ = [*getattr(error, "__notes__", []), note]
+        setattr(error, "__notes__", [*getattr(error, "__notes__", []), note])  # noqa: B010
 
 
 def _refuse_to_wait_for_oneself(runtime: Runtime, identity: Identity) -> None:

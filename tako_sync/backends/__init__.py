@@ -40,7 +40,9 @@ def connect(url: str) -> LeaseBackend:
     """
     scheme, colon, rest = url.partition(":")
     if not colon:
-        raise ConfigurationError(f"backend {url!r} is no URL: write memory: or sqlite:///absolute/path")
+        raise ConfigurationError(
+            f"backend {url!r} is no URL: write memory: or sqlite:///absolute/path"
+        )
     if scheme == "memory":
         if rest:
             raise ConfigurationError(f"backend {url!r}: nothing follows memory:")

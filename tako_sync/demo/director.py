@@ -118,12 +118,23 @@ class Director:
         print("\nVerdict")
         verdicts: list[tuple[bool, str]] = [
             (len(runs) == 7, f"{len(runs)} bodies ran, each a rebuild of its own (7 expected)"),
-            (line.count("collapsed") == 3, f"{line.count('collapsed')} of 4 asked at once "
-                                           "collapsed into the one that ran (3 expected)"),
+            (
+                line.count("collapsed") == 3,
+                (
+                    f"{line.count('collapsed')} of 4 asked at once "
+                    "collapsed into the one that ran (3 expected)"
+                ),
+            ),
             (overlap == 0, f"{overlap:.3f} s in which two bodies ran with a live context"),
             (line.fences_rise(), f"fences, in order: {', '.join(str(run.fence) for run in runs)}"),
-            (line.count("lost") == 1, f"{line.count('lost')} stopped holder found itself cancelled"),
-            (line.count("refused") == 1, f"{line.count('refused')} late write refused by its fence"),
+            (
+                line.count("lost") == 1,
+                f"{line.count('lost')} stopped holder found itself cancelled",
+            ),
+            (
+                line.count("refused") == 1,
+                f"{line.count('refused')} late write refused by its fence",
+            ),
             (self._index.count() == pages, f"{self._index.count()} of {pages} pages in the index"),
         ]
         for good, text in verdicts:
@@ -178,7 +189,8 @@ class Director:
 
     def _dismiss(self) -> None:
         for worker in self._workers.values():
-            assert worker.stdin is not None and worker.stdout is not None
+            assert worker.stdin is not None
+            assert worker.stdout is not None
             worker.kill()
             worker.wait()
             worker.stdin.close()

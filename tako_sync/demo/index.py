@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 
 SUFFIXES = frozenset({".py", ".md", ".rst", ".txt"})
@@ -20,9 +21,11 @@ def sources(folder: Path, most: int = 600) -> list[Path]:
     found = (
         path
         for path in sorted(folder.rglob("*"))
-        if path.suffix in SUFFIXES and not _SKIPPED.intersection(path.relative_to(folder).parts)
+        if path.suffix in SUFFIXES
+        and not _SKIPPED.intersection(path.relative_to(folder).parts)
+        and path.is_file()
     )
-    return [path for path, _ in zip((path for path in found if path.is_file()), range(most))]
+    return list(islice(found, most))
 
 
 def chunks(paths: Sequence[Path], size: int = 40) -> Iterator[Sequence[Path]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -37,7 +38,7 @@ class Timeline:
         """
         runs: dict[int, Run] = {}
         for report in sorted(self.reports, key=lambda report: float(report["at"])):
-            what, at, fence = report["what"], report["at"], report.get("fence")
+            what, at, fence = report["what"], report["at"], report.get("fence", 0)
             if what == "begin":
                 runs[fence] = Run(report["who"], fence, at, report["deadline"])
             elif what in ("step", "midway") and fence in runs:
@@ -61,7 +62,7 @@ class Timeline:
 
     def fences_rise(self) -> bool:
         fences = [run.fence for run in self.runs()]
-        return all(one < other for one, other in zip(fences, fences[1:]))
+        return all(one < other for one, other in itertools.pairwise(fences))
 
     def count(self, what: str) -> int:
         return sum(report["what"] == what for report in self.reports)

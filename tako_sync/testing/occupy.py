@@ -54,9 +54,7 @@ def occupy(name: str, runtime: Runtime | None = None) -> Occupation:
         LeaseBusyError: someone holds it already.
     """
     home = runtime or current()
-    other = Runtime(
-        home.backend, app=home.app, env=home.env, policy=home.policy, clock=home.clock
-    )
+    other = Runtime(home.backend, app=home.app, env=home.env, policy=home.policy, clock=home.clock)
     found = acquire_at_once(other, other.identity(name), None)
     if isinstance(found, Holder):
         raise LeaseBusyError(name, found)
