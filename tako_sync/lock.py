@@ -151,9 +151,7 @@ class Lock:
     @overload
     def guard(self, fn: Callable[P, T], /) -> Callable[P, T]: ...
     @overload
-    def guard(
-        self, *, busy: Literal["skip"], timeout: float | None = None
-    ) -> _SkippingGuard: ...
+    def guard(self, *, busy: Literal["skip"], timeout: float | None = None) -> _SkippingGuard: ...
     @overload
     def guard(
         self, *, busy: Literal["wait", "raise"] = "wait", timeout: float | None = None
@@ -161,7 +159,6 @@ class Lock:
     def guard(
         self,
         fn: Any = None,
-        /,
         *,
         busy: str = "wait",
         timeout: float | None = None,

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import defaultdict, deque
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -44,14 +45,18 @@ class Director:
         self._index = Index(scratch / "index.sqlite3")
         self._timeline = Timeline()
         self._reports: SimpleQueue[Report] = SimpleQueue()
+        self._unread: defaultdict[str, deque[Report]] = defaultdict(deque)
+        self._killed: set[str] = set()
         self._workers: dict[str, subprocess.Popen[str]] = {}
         self._began = self._clock.monotonic()
 
     def play(self) -> int:
         pages = len(sources(self._folder))
         print(f"Four processes, one lease, one full-text index of {self._folder} ({pages} pages).")
-        print(f"The ttl is {self._policy.ttl:g} s here, so that you need not wait; it is 30 s ")
-        print("otherwise. The times are seconds since the start.\n")
+        print(
+            f"The ttl is {self._policy.ttl:g} s here, so that you need not wait; in real life it is"
+        )
+        print("30 s. Times are in seconds since the start.\n")
         self._index.create()
         try:
             for number in range(1, 5):
@@ -62,6 +67,9 @@ class Director:
             self._act_three()
         except Empty:
             print(f"\nNo worker reported what was awaited, for {_PATIENCE:g} s.")
+            return 1
+        except ChildProcessError as error:
+            print(f"\n{error}")
             return 1
         finally:
             self._dismiss()
@@ -84,6 +92,7 @@ class Director:
             self._order(name, "do")
         holder = self._await("midway")["who"]
         self._note("killed", holder)
+        self._killed.add(holder)
         self._workers[holder].kill()
         self._workers[holder].wait()
         self._await_turns(3)
@@ -155,12 +164,13 @@ class Director:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=_environment()
         )
         self._workers[name] = worker
-        threading.Thread(target=self._listen, args=(worker,), daemon=True).start()
+        threading.Thread(target=self._listen, args=(name, worker), daemon=True).start()
 
-    def _listen(self, worker: subprocess.Popen[str]) -> None:
+    def _listen(self, name: str, worker: subprocess.Popen[str]) -> None:
         assert worker.stdout is not None
         for line in worker.stdout:
             self._reports.put(json.loads(line))
+        self._reports.put({"at": self._clock.monotonic(), "who": name, "what": "gone"})
 
     def _order(self, name: str, order: str) -> None:
         stdin = self._workers[name].stdin
@@ -169,14 +179,16 @@ class Director:
         stdin.flush()
 
     def _await(self, what: str, times: int = 1) -> Report:
-        """Take reports in until ``what`` has come so often; return the last of these."""
-        while True:
+        """Wait until ``what`` has been reported so often anew; return the last of these."""
+        while len(self._unread[what]) < times:
             report = self._reports.get(timeout=_PATIENCE)
             self._tell(report)
-            if report["what"] == what:
-                times -= 1
-                if times == 0:
-                    return report
+            self._unread[report["what"]].append(report)
+            if report["what"] == "gone" and report["who"] not in self._killed:
+                raise ChildProcessError(f"{report['who']} ended, and was not told to.")
+        for _ in range(times - 1):
+            self._unread[what].popleft()
+        return self._unread[what].popleft()
 
     def _note(self, what: str, who: str) -> None:
         self._tell({"at": self._clock.monotonic(), "who": who, "what": what})
