@@ -25,12 +25,24 @@ T = TypeVar("T")
 class Running(Generic[T]):
     """A function in a thread of its own, with its outcome."""
 
+    thread: threading.Thread
+
     def __init__(self, fn: Callable[[], T], name: str) -> None:
         self._fn = fn
         self._value: T | None = None
         self.error: BaseException | None = None
-        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self.thread.start()
+        self._name = name
+
+    def start_on(self, clock: FakeClock) -> None:
+        """Start as a thread that the clock knows from its first step, and let all settle."""
+        # A thread of our own is known from its first wait on only; until then an advance would
+        # leave it behind.
+        clock.spawn(self._enter, self._name)
+        clock.advance(0)
+
+    def _enter(self) -> None:
+        self.thread = threading.current_thread()
+        self._run()
 
     def _run(self) -> None:
         try:
@@ -118,10 +130,8 @@ class World:
 
     def start(self, fn: Callable[[], T], name: str = "worker") -> Running[T]:
         """Run ``fn`` in a thread, and wait until it waits on the clock or has ended."""
-        before = len(self.clock.waiters)
         running = Running(fn, name)
-        while not running.done and len(self.clock.waiters) <= before:
-            running.thread.join(0.001)
+        running.start_on(self.clock)
         return running
 
     def advance(self, seconds: float) -> None:

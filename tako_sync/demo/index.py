@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -18,14 +19,15 @@ class StaleFenceError(Exception):
 
 def sources(folder: Path, most: int = 400) -> list[Path]:
     """Return the files below ``folder`` that are worth an index, at most ``most``, in order."""
-    found = (
-        path
-        for path in sorted(folder.rglob("*"))
-        if path.suffix in SUFFIXES
-        and not _SKIPPED.intersection(path.relative_to(folder).parts)
-        and path.is_file()
-    )
-    return list(islice(found, most))
+    return list(islice(_walk(folder), most))
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    for place, folders, files in os.walk(folder):
+        folders[:] = sorted(set(folders) - _SKIPPED)
+        for name in sorted(files):
+            if Path(name).suffix in SUFFIXES:
+                yield Path(place, name)
 
 
 def chunks(paths: Sequence[Path], size: int = 40) -> Iterator[Sequence[Path]]:

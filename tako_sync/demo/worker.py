@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import threading
@@ -89,6 +90,7 @@ class Worker:
 
 
 def main(arguments: list[str]) -> None:
+    logging.getLogger("tako_sync").addHandler(logging.NullHandler())  # the reports say it all
     name, leases, index, folder, ttl, poll = arguments
     policy = LeasePolicy(ttl=float(ttl), poll=float(poll))
     runtime = Runtime(

@@ -1,0 +1,320 @@
+"""The file behind ``SqliteLease``: its connections, its making, and what can be wrong with it."""
+
+from __future__ import annotations
+
+import math
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from tako_sync import fork
+from tako_sync.errors import (
+    BackendDeniedError,
+    BackendError,
+    BackendUnavailableError,
+    ConfigurationError,
+    VersionConflictError,
+)
+
+_APPLICATION: Final = 0x74616B6F  # "tako": what makes a file ours
+_SCHEMA: Final = 1
+_POOL: Final = 4
+_CREATE: Final = f"""
+CREATE TABLE lease (
+    key TEXT PRIMARY KEY, body BLOB NOT NULL, version TEXT NOT NULL, clock TEXT, at REAL
+) WITHOUT ROWID;
+CREATE TABLE counter (last INTEGER NOT NULL);
+INSERT INTO counter VALUES (0);
+CREATE TABLE clock (id TEXT PRIMARY KEY, anchor REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE seen (
+    key TEXT, version TEXT, clock TEXT, at REAL NOT NULL, PRIMARY KEY (key, version, clock)
+) WITHOUT ROWID;
+PRAGMA application_id = {_APPLICATION};
+PRAGMA user_version = {_SCHEMA};
+"""  # noqa: S608 - two numbers of ours
+_PERMANENT: Final = {
+    "not a database": "is no SQLite database (any more): move it away, a new one will be made",
+    "malformed": "is damaged: move it away, a new one will be made",
+    "no such table": "has lost its tables: move it away, a new one will be made",
+    "attempt to write a readonly": "cannot be written by this user",
+    "unable to open": "cannot be opened by this user",
+}
+"""What SQLite says, and what it means for whoever has to mend it."""
+
+Inode = tuple[int, int]
+
+
+class LeaseFile:
+    """One file and the connections of this process to it.
+
+    Args:
+        path: the file; made at first use.
+
+    Raises:
+        ConfigurationError: the path cannot name a file.
+    """
+
+    def __init__(self, path: object) -> None:
+        self.path = _checked(path)
+        self._lock = threading.Lock()
+        self._idle: list[Session] = []
+        self._busy: set[Session] = set()
+        fork.reset_in_child(self)
+
+    @contextmanager
+    def session(self, timeout: float) -> Iterator[Session]:
+        """Lend a connection for ``timeout`` seconds' worth of waiting for locks.
+
+        Raises:
+            BackendUnavailableError: locked for that long, or the disk fails or is full.
+            BackendDeniedError: the file cannot be used at all; the message says why.
+        """
+        session: Session | None = None
+        try:
+            session = self._take(timeout)
+            yield session
+        except VersionConflictError:
+            assert session is not None
+            self._give_back(session)  # rolled back, and fit for the next
+            raise
+        except BaseException as error:
+            if session is not None:
+                session.close()  # and with it goes whatever was not committed
+                with self._lock:
+                    self._busy.discard(session)
+            if isinstance(error, sqlite3.Error):
+                raise self._translated(error, timeout) from error
+            raise
+        self._give_back(session)
+
+    def close(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for session in idle:
+            session.close()
+
+    def inode(self) -> Inode | None:
+        """Return which file stands at the path now; None if there is none."""
+        try:
+            found = os.stat(self.path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self.denied(f"cannot be reached: {error.strerror}") from error
+        return found.st_dev, found.st_ino
+
+    def denied(self, what: str) -> BackendDeniedError:
+        return BackendDeniedError(f"the lease file {self.path} {what}")
+
+    def after_fork_in_child(self) -> None:
+        # The parent's connections are neither used nor closed here, not even by the collector:
+        # SQLite would roll the parent's transaction back, on the disk, under its feet.
+        for session in (*self._idle, *self._busy):
+            session.leak()
+        self._lock = threading.Lock()
+        self._idle = []
+        self._busy = set()
+
+    # --- Connections
+
+    def _take(self, timeout: float) -> Session:
+        inode = self.inode()
+        with self._lock:
+            stale = [session for session in self._idle if session.inode != inode]
+            self._idle = [session for session in self._idle if session.inode == inode]
+            session = self._idle.pop() if self._idle else None
+            if session is not None:
+                self._busy.add(session)
+        for old in stale:  # the file they are of was replaced or deleted
+            old.close()
+        if session is None:
+            return self._open(timeout)
+        session.allow(timeout)
+        return session
+
+    def _give_back(self, session: Session) -> None:
+        with self._lock:
+            self._busy.discard(session)
+            keep = len(self._idle) < _POOL
+            if keep:
+                self._idle.append(session)
+        if not keep:
+            session.close()
+
+    def _open(self, timeout: float) -> Session:
+        self._create()
+        inode = self.inode()
+        raw = sqlite3.connect(
+            self.path, timeout=timeout, isolation_level=None, check_same_thread=False
+        )
+        session = Session(self, raw, inode or (0, 0))
+        with self._lock:
+            self._busy.add(session)
+        try:
+            session.check_still_there()
+            session.allow(timeout)
+            self._make_ours(session)
+        except BaseException:
+            session.close()
+            with self._lock:
+                self._busy.discard(session)
+            raise
+        return session
+
+    # --- The file
+
+    def _create(self) -> None:
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Only if it is missing: to open and close a file that a connection of this process
+            # has open would drop that one's locks (POSIX), in mid-transaction.
+            os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        except FileExistsError:
+            if not self.path.is_file():
+                raise self.denied("is not a file, or its folder is not a folder") from None
+        except OSError as error:
+            raise self.denied(f"cannot be made: {error.strerror}") from error
+
+    def _make_ours(self, session: Session) -> None:
+        # DELETE, the default journal: one file, nothing beside it between transactions, so that
+        # a copy, or one put in its place, never meets a stale journal. EXTRA: the removal of the
+        # journal, too, is on the disk before a write is acknowledged; else a power loss could
+        # undo an acknowledged write.
+        session.run("PRAGMA synchronous = EXTRA")
+        with session.transaction("DEFERRED"):  # looks at one state of the file, changes nothing
+            if self._is_ours(session):
+                return
+        with session.writing():
+            if not self._is_ours(session):
+                for statement in _CREATE.split(";"):
+                    session.run(statement)
+
+    def _is_ours(self, session: Session) -> bool:
+        """Say whether the file has our tables; False if it is empty.
+
+        Raises:
+            BackendDeniedError: it is another program's, or a later version's.
+        """
+        (application,) = session.one("PRAGMA application_id") or (0,)
+        (schema,) = session.one("PRAGMA user_version") or (0,)
+        if application == _APPLICATION:
+            if schema != _SCHEMA:
+                raise self.denied(f"has the format {schema} of another version of tako_sync")
+            return True
+        if application or schema or session.one("SELECT 1 FROM sqlite_master"):
+            raise self.denied("is another program's database: name a file of its own")
+        return False
+
+    def _translated(self, error: sqlite3.Error, timeout: float) -> BackendError:
+        """Say in the terms of the four kinds what SQLite says."""
+        text = str(error)
+        if "locked" in text:
+            return BackendUnavailableError(
+                f"the lease file {self.path} was locked for {timeout:.3g} s: another process is "
+                "in a transaction, or was stopped in one"
+            )
+        for phrase, meaning in _PERMANENT.items():
+            if phrase in text:
+                return self.denied(meaning)
+        return BackendUnavailableError(f"the lease file {self.path}: {text}")
+
+
+class Session:
+    """One connection; at any time, one thread's.
+
+    Attributes:
+        inode: the file that it is of.
+        anchor: for the storage's clock: see ``SqliteLease``.
+    """
+
+    def __init__(self, file: LeaseFile, raw: sqlite3.Connection, inode: Inode) -> None:
+        self.inode = inode
+        self.anchor: float | None = None
+        self._file = file
+        self._raw = raw
+        self._until = 0.0
+
+    def allow(self, timeout: float) -> None:
+        """Let the next statements wait ``timeout`` seconds for locks, in all."""
+        self._until = _monotonic() + timeout
+        self._set_patience()
+
+    def _set_patience(self) -> None:
+        left = max(0.0, self._until - _monotonic())
+        self._raw.execute(f"PRAGMA busy_timeout = {math.ceil(left * 1000)}")
+
+    @contextmanager
+    def transaction(self, kind: str) -> Iterator[None]:
+        self._raw.execute(f"BEGIN {kind}")
+        try:
+            yield
+            self._set_patience()  # a commit waits for readers
+            self._raw.execute("COMMIT")
+        except BaseException:
+            if self._raw.in_transaction:
+                self._raw.execute("ROLLBACK")
+            raise
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """A transaction that takes the file's write lock at its beginning."""
+        # Not later: two readers that both want to write would wait for each other.
+        with self.transaction("IMMEDIATE"):
+            yield
+
+    def run(self, statement: str, values: Sequence[Any] = ()) -> None:
+        self._raw.execute(statement, values)
+
+    def one(self, query: str, values: Sequence[Any] = ()) -> tuple[Any, ...] | None:
+        row: tuple[Any, ...] | None = self._raw.execute(query, values).fetchone()
+        return row
+
+    def all(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        return self._raw.execute(query, values).fetchall()
+
+    def check_still_there(self) -> None:
+        """Raise if another file stands at the path now: what was written is out of sight."""
+        if self._file.inode() != self.inode:
+            raise BackendUnavailableError(f"the lease file {self._file.path} was just replaced")
+
+    def close(self) -> None:
+        try:
+            self._raw.close()
+        except sqlite3.Error:
+            pass
+
+    def leak(self) -> None:
+        """Keep the connection alive beyond everything, also beyond the interpreter's end."""
+        try:
+            import ctypes
+
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._raw))
+        except (ImportError, AttributeError):  # an interpreter without: do what is left
+            _LEAKED.append(self._raw)
+
+
+_LEAKED: Final[list[sqlite3.Connection]] = []
+
+
+def _monotonic() -> float:
+    if hasattr(time, "CLOCK_MONOTONIC"):  # not time.monotonic: freezegun would stop it
+        return time.clock_gettime(time.CLOCK_MONOTONIC)
+    return time.monotonic()
+
+
+def _checked(path: object) -> Path:
+    if not isinstance(path, (str, os.PathLike)):
+        raise ConfigurationError(f"the lease file is a path, not {path!r}")
+    text = os.fspath(path)
+    if not isinstance(text, str) or not text or "\0" in text or text == ":memory:":
+        raise ConfigurationError(
+            f"{text!r} names no file; for leases in memory, write memory: or MemoryLease()"
+        )
+    if os.path.isdir(text):
+        raise ConfigurationError(f"the lease file {text!r} is a folder: name a file in it")
+    return Path(text).expanduser().absolute()
