@@ -1,0 +1,231 @@
+"""The protocol under search: random walks, a state machine, and proof that the search can fail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from attrs import evolve
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from model.simulator import IDENTITY, Job, Process, Register, Violation, Weather, World, some_weather, walk
+from tako_sync import rules
+from tako_sync.claim import Claim, Draft, Finding, Grant
+from tako_sync.lease import Lease
+from tako_sync.record import Record, State, moment
+from tako_sync.rules import Free, Held, Sighting
+from tako_sync.runtime import Known
+from tako_sync.snapshot import Version
+from tako_sync.tenancy import Landed, Standing, Tenancy
+
+# --- Random walks --------------------------------------------------------------------------
+
+WALKS = 200_000
+"""Steps: moves of the network, of time, of operators, and turns of processes."""
+
+
+@pytest.mark.timeout(120)
+def test_random_walks_of_200_000_steps_break_no_promise() -> None:
+    steps = grants = takeovers = lost = seed = 0
+    while steps < WALKS:
+        world = walk(seed)
+        steps += world.steps
+        grants += world.grants
+        takeovers += world.takeovers
+        lost += world.lost_holds
+        seed += 1
+    # The walks went to where it is dangerous.
+    assert grants > 2_000
+    assert takeovers > 200
+    assert lost > 200
+
+
+# --- Wrong readings, each of which the same walks find ---------------------------------------
+
+
+def _now() -> float:
+    process = World.running
+    assert process is not None
+    return process.clock.monotonic()
+
+
+class _Owner:
+    """It is ours if it names our owner: after the first heartbeat every record does."""
+
+    claim_saw = Claim.saw
+    tenancy_saw = Tenancy.saw
+
+    @staticmethod
+    def claim(self: Claim, sighting: Sighting) -> Finding:
+        found, content = _Owner.claim_saw(self, sighting), sighting.content
+        attempts = [sent for _expect, sent in self._attempts.values()]
+        if isinstance(content, Record) and content.state is State.HELD and attempts:
+            if content.owner == self.owner and isinstance(sighting.version, str):
+                return Grant(content, sighting.version, attempts[-1])
+        return found
+
+    @staticmethod
+    def tenancy(self: Tenancy, sighting: Sighting) -> Standing:
+        content, sents = sighting.content, list(self._renewals.values())
+        if isinstance(content, Record) and content.state is State.HELD and sents:
+            if content.owner == self.record.owner and isinstance(sighting.version, str):
+                return self._adopt(content, sighting.version, sents[-1])
+        return _Owner.tenancy_saw(self, sighting)
+
+
+def owner_in_place_of_write(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Claim, "saw", _Owner.claim)
+    patch.setattr(Tenancy, "saw", _Owner.tenancy)
+
+
+def sent_of_the_last_attempt(patch: pytest.MonkeyPatch) -> None:
+    claim_saw, tenancy_saw = Claim.saw, Tenancy.saw
+
+    def claim(self: Claim, sighting: Sighting) -> Finding:
+        last = max((sent for _expect, sent in self._attempts.values()), default=0.0)
+        found = claim_saw(self, sighting)
+        return evolve_grant(found, last) if isinstance(found, Grant) else found
+
+    def tenancy(self: Tenancy, sighting: Sighting) -> Standing:
+        last = max(self._renewals.values(), default=0.0)
+        found = tenancy_saw(self, sighting)
+        return Landed(last) if isinstance(found, Landed) else found
+
+    def evolve_grant(grant: Grant, sent: float) -> Grant:
+        return evolve(grant, sent=sent)
+
+    patch.setattr(Claim, "saw", claim)
+    patch.setattr(Tenancy, "saw", tenancy)
+
+
+def only_the_last_acquisition_remembered(patch: pytest.MonkeyPatch) -> None:
+    draft = Claim.draft
+
+    def forgetful(self: Claim, *args: Any) -> Draft:
+        self._attempts.clear()
+        return draft(self, *args)
+
+    patch.setattr(Claim, "draft", forgetful)
+
+
+def only_the_last_renewal_remembered(patch: pytest.MonkeyPatch) -> None:
+    renewal = Tenancy.renewal
+
+    def forgetful(self: Tenancy, *args: Any) -> Draft:
+        self._renewals.clear()
+        return renewal(self, *args)
+
+    patch.setattr(Tenancy, "renewal", forgetful)
+
+
+def expires_trusted(patch: pytest.MonkeyPatch) -> None:
+    judge = rules.judge
+
+    def trusting(sighting: Sighting) -> Free | Held:
+        content, now = sighting.content, sighting.snapshot.now
+        if isinstance(content, Record) and content.state is State.HELD and now is not None:
+            expires = moment(content.expires)
+            assert expires is not None
+            if World.epoch(now.earliest) >= expires:
+                return Free("expired", sighting.version, content, now)
+        return judge(sighting)
+
+    patch.setattr(rules, "judge", trusting)
+
+
+def a_break_that_frees_at_once(patch: pytest.MonkeyPatch) -> None:
+    broken = rules.broken
+
+    def hasty(*args: Any, now: bool) -> Record:
+        return broken(*args, now=True)
+
+    patch.setattr(rules, "broken", hasty)
+
+
+def deadline_from_the_reply(patch: pytest.MonkeyPatch) -> None:
+    claim_landed, tenancy_landed = Claim.landed, Tenancy.landed
+
+    def claim(self: Claim, draft: Draft, version: Version) -> Grant:
+        return claim_landed(self, evolve(draft, sent=_now()), version)
+
+    def tenancy(self: Tenancy, draft: Draft, version: Version) -> Landed:
+        return tenancy_landed(self, evolve(draft, sent=_now()), version)
+
+    patch.setattr(Claim, "landed", claim)
+    patch.setattr(Tenancy, "landed", tenancy)
+
+
+def observation_from_the_sending(patch: pytest.MonkeyPatch) -> None:
+    first_seen = Known.first_seen
+
+    def hasty(self: Known, version: Version, arrived: float) -> float:
+        process = World.running
+        assert process is not None
+        return first_seen(self, version, process.asked)
+
+    patch.setattr(Known, "first_seen", hasty)
+
+
+def a_late_answer_extends(patch: pytest.MonkeyPatch) -> None:
+    def prolong(self: Lease, sent: float) -> bool:
+        self._end = None
+        self._deadline = max(self._deadline, sent + self._assured_from_sent)
+        return True
+
+    patch.setattr(Lease, "prolong", prolong)
+
+
+def a_conflict_proves_it_dead(patch: pytest.MonkeyPatch) -> None:
+    tenancy_saw = Tenancy.saw
+
+    def saw(self: Tenancy, sighting: Sighting) -> Standing:
+        self._renewals.popitem()
+        return tenancy_saw(self, sighting)
+
+    patch.setattr(Tenancy, "saw", saw)
+
+
+def observation_without_the_margin(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        rules,
+        "_left_by_observation",
+        lambda sighting, content: sighting.since + content.ttl - sighting.arrived,
+    )
+
+
+def a_renewal_that_drops_the_request(patch: pytest.MonkeyPatch) -> None:
+    """The holder's look must recognise its own: an older record of this hold, with a flag."""
+    patch.setattr(Tenancy, "_is_last_landed", lambda self, content: False)
+
+
+def versions_reused(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Register, "cycle", 3)
+
+
+WRONG_READINGS = [
+    owner_in_place_of_write,
+    sent_of_the_last_attempt,
+    only_the_last_acquisition_remembered,
+    only_the_last_renewal_remembered,
+    expires_trusted,
+    a_break_that_frees_at_once,
+    versions_reused,
+    deadline_from_the_reply,
+    observation_from_the_sending,
+    a_late_answer_extends,
+    a_conflict_proves_it_dead,
+    observation_without_the_margin,
+    a_renewal_that_drops_the_request,
+]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("wrong", WRONG_READINGS, ids=lambda wrong: wrong.__name__)
+def test_a_wrong_reading_is_found(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong(monkeypatch)
+    with pytest.raises(Violation) as found:
+        for seed in range(1_000):
+            walk(seed)
+    print(f"seed {seed}: {found.value}")
