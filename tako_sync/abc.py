@@ -122,11 +122,11 @@ class Clock(abc.ABC):
         """Wait until ``event`` is set or ``timeout`` seconds have passed; return ``is_set``."""
 
     @abc.abstractmethod
-    def spawn(self, target: Callable[[], None], name: str) -> Task:
+    def spawn(self, target: Callable[[], object], name: str) -> Task:
         """Run ``target`` in a new daemon thread."""
 
     def after(
-        self, seconds: float, target: Callable[[], None], name: str, unless: threading.Event
+        self, seconds: float, target: Callable[[], object], name: str, unless: threading.Event
     ) -> Task:
         """Run ``target`` in a thread of its own in ``seconds``, unless ``unless`` is set before.
 

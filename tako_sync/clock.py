@@ -72,13 +72,13 @@ class SystemClock(Clock):
                 break
         return event.is_set()
 
-    def spawn(self, target: Callable[[], None], name: str) -> Task:
+    def spawn(self, target: Callable[[], object], name: str) -> Task:
         thread = threading.Thread(target=target, name=name, daemon=True)
         thread.start()
         return thread
 
     def after(
-        self, seconds: float, target: Callable[[], None], name: str, unless: threading.Event
+        self, seconds: float, target: Callable[[], object], name: str, unless: threading.Event
     ) -> Task:
         return _Later(self, self._alarms, seconds, target, name, unless)
 
@@ -91,7 +91,7 @@ class _Later:
         clock: SystemClock,
         alarms: Alarms,
         seconds: float,
-        target: Callable[[], None],
+        target: Callable[[], object],
         name: str,
         unless: threading.Event,
     ) -> None:

@@ -216,7 +216,7 @@ class FakeClock(Clock):
                 event.unwatch(told)
         return event.is_set()
 
-    def spawn(self, target: Callable[[], None], name: str) -> Task:
+    def spawn(self, target: Callable[[], object], name: str) -> Task:
         """Run ``target`` in a new daemon thread; within an advance, when its turn comes.
 
         The timeout of the task's ``join`` is in the clock's seconds.
@@ -499,7 +499,7 @@ class _Task:
 
     first_step: _Waiter
 
-    def __init__(self, clock: FakeClock, target: Callable[[], None], name: str) -> None:
+    def __init__(self, clock: FakeClock, target: Callable[[], object], name: str) -> None:
         self._clock = clock
         self._target = target
         self.name = name
@@ -550,5 +550,5 @@ class _View(Clock):
     def wait(self, event: threading.Event, timeout: float | None = None) -> bool:
         return self._base.wait(event, None if timeout is None else timeout / self._rate)
 
-    def spawn(self, target: Callable[[], None], name: str) -> Task:
+    def spawn(self, target: Callable[[], object], name: str) -> Task:
         return self._base.spawn(target, name)

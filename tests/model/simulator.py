@@ -14,6 +14,7 @@ never, late, with somebody else's conflict, or with an error though they were ap
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
@@ -693,7 +694,8 @@ class World:
 
     def advance_to_next(self, most: float = 40.0) -> None:
         """Let time pass until somebody is due."""
-        self.advance(min(most, max(0.0, min(self._dues(), default=0.0) - self.now)))
+        due = min(self._dues(), default=math.inf)
+        self.advance(min(most, max(0.0, due - self.now)))
 
     def _dues(self) -> Iterator[float]:
         for process in self.processes:
@@ -953,8 +955,6 @@ class World:
             if self.now >= until:
                 raise Violation(f"{complaint}, after {within:.1f} s: {self.register.content}")
             self.advance_to_next(until - self.now)
-            if min(self._dues(), default=None) is None:
-                self.now = until
 
 
 # --- A random walk -------------------------------------------------------------------------

@@ -135,8 +135,8 @@ class SqliteLease(LeaseBackend):
         row = session.one(query, (identity,))
         if row is None:
             with session.writing():
-                latest = session.one("SELECT max(at) FROM lease")
-                now = max((latest and latest[0]) or 0.0, self._clock.wall())
+                (latest,) = session.one("SELECT coalesce(max(at), 0) FROM lease") or (0.0,)
+                now = max(float(latest), self._clock.wall())
                 values = (identity, now - self._clock.since_boot())
                 session.run("INSERT OR IGNORE INTO clock VALUES (?, ?)", values)
                 row = session.one(query, (identity,))

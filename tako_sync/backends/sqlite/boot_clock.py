@@ -13,12 +13,15 @@ class BootClock(Protocol):
 
     def identity(self) -> str | None:
         """Return what two processes have in common exactly if their clock is one; or None."""
+        ...
 
     def since_boot(self) -> float:
         """Return seconds; they go on while the machine is suspended."""
+        ...
 
     def wall(self) -> float:
         """Return seconds since 1970."""
+        ...
 
 
 class SystemBootClock:
