@@ -39,7 +39,7 @@ lint: dev
 	@echo "== pyright"
 	@$(BIN)/basedpyright --pythonpath $(BIN)/python
 	@echo "== lint-imports"
-	@$(BIN)/lint-imports setup.cfg > .venv/floors.txt || { cat .venv/floors.txt; exit 1; }
+	@$(BIN)/lint-imports > .venv/floors.txt || { cat .venv/floors.txt; exit 1; }
 	@tail -n 2 .venv/floors.txt | grep .
 
 format: dev

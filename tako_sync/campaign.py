@@ -24,6 +24,7 @@ from tako_sync.errors import (
 )
 from tako_sync.events import Recovered, Unreachable, UnreadableTakenOver, Waiting
 from tako_sync.flag import Flag
+from tako_sync.lease import Lease
 from tako_sync.look import look
 from tako_sync.record import Holder, Identity, Unreadable
 from tako_sync.retry import Backoff, Pause, until_settled
@@ -73,6 +74,7 @@ class Campaign:
         self._claim = Claim(identity, runtime.owner(), runtime.terms)
         self._retry: Free | None = None  # what a write in doubt was about: write it again
         self._holder: Holder | None = None
+        self._local: Lease | None = None  # the hold of this process that the poll saw, if any
         self._backoff = Backoff(self._clock, self._policy.ttl / 300, self._policy.poll)
         self._settling = threading.Lock()
         self._strays: list[Grant] = []  # landed after their caller had stopped waiting
@@ -141,8 +143,8 @@ class Campaign:
         self._go_on()
         if (rest := self._rest()) > 0:
             return Pause(rest)
-        local = self._known.lease
-        if local is not None and local.end is None:
+        self._local = local = self._held_here()
+        if local is not None:
             # This process holds it: no request can tell more. The wait ends when it is freed.
             self._wait_for(local.holder())
             return Pause(local.remaining())
@@ -159,10 +161,15 @@ class Campaign:
         if isinstance(found, Grant):
             return found
         self._wait_for(found.holder)
+        self._local = self._held_here()
         self._known.streak = None  # others have had their turn
         pause = self._policy.jittered(self._policy.poll, self._clock.random())
         spread = self._policy.poll * self._policy.jitter * self._clock.random()
         return Pause(min(pause, found.left + spread))
+
+    def _held_here(self) -> Lease | None:
+        local = self._known.lease
+        return local if local is not None and local.end is None else None
 
     def _wait_for(self, holder: Holder) -> None:
         self._holder = holder
@@ -183,13 +190,14 @@ class Campaign:
                 self._give_back(finding.record, finding.version)
                 self._go_on()
                 raise BackendUnavailableError("the grant arrived after its own deadline")
+            if isinstance(finding, Held):
+                return finding
+            if lost_races >= _RACES:
+                raise BackendUnavailableError("others were faster, again and again")
             if isinstance(finding, OwnBroken):
+                lost_races += 1  # where it cannot be given back, it is found again at once
                 self._give_back(finding.record, finding.version)
                 finding = self._look()
-            elif isinstance(finding, Held):
-                return finding
-            elif lost_races >= _RACES:
-                raise BackendUnavailableError("others were faster, again and again")
             else:
                 try:
                     finding = self._write(finding)
@@ -313,8 +321,11 @@ class Campaign:
         sources = [turn] if turn is not None else []
         if self._parent is not None:
             sources.append(self._parent.flag)
-        if (local := self._known.lease) is not None:
-            sources.append(local.freed)
+        if self._local is not None:
+            # The one that the poll saw, not the one that is there now. Interleaving prevented:
+            # it is freed in between, and nobody wakes this waiter. One that had ended by the
+            # time of the poll is not waited for: its flag is up, and this would spin.
+            sources.append(self._local.freed)
         for source in sources:
             source.watch(wake.set)
         until = self._limit - self._clock.monotonic()

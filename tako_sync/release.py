@@ -51,6 +51,7 @@ class Release:
         self._error: Exception | None = None
         self._backoff = Backoff(self._clock, self._policy.ttl / 300, self._policy.poll)
         self._settled = False
+        self._owed = 0.0  # seconds of the pause that did not fit into the caller's time
 
     def run(self) -> Free | None:
         """Release, for a ttl/30 at most; return what is then known to be free.
@@ -74,7 +75,9 @@ class Release:
     def _go_on(self) -> None:
         try:
             # Beyond this, the record has aged: it is free, or somebody else's.
-            self._until(self._clock.monotonic() + self._tenancy.record.ttl)
+            limit = self._clock.monotonic() + self._tenancy.record.ttl
+            self._clock.wait(Flag(), self._owed)
+            self._until(limit)
         except _OutOfTime:
             self._unconfirmed(self._error)
 
@@ -84,12 +87,23 @@ class Release:
 
         def sleep(seconds: float) -> None:
             if self._clock.monotonic() + seconds >= limit:
+                self._owed = seconds
                 raise _OutOfTime
             self._clock.wait(Flag(), seconds)
 
         return until_settled(attempt, sleep)
 
     def _attempt(self, limit: float) -> Free | Pause | None:
+        try:
+            return self._write(limit)
+        except BackendUnavailableError as error:
+            self._error = error
+            return self._backoff.failed(error.retry_after)
+        except Exception as error:  # noqa: BLE001 - denied, or a fault of the backend
+            self._unconfirmed(error)  # trying again cannot help
+            return None
+
+    def _write(self, limit: float) -> Free | Pause | None:
         draft = self._tenancy.release(nonce(), self._clock.wall(), self._outcome)
         try:
             version = self._runtime.requests.write(
@@ -98,21 +112,13 @@ class Release:
                 expect=draft.expect,
                 within=self._within(limit),
             )
-            return self._confirmed(self._tenancy.released(draft, version))
         except VersionConflictError:
-            return self._after_conflict(limit)
-        except BackendUnavailableError as error:
-            return self._failed(error)
-        except Exception as error:  # noqa: BLE001 - denied, or a fault of the backend: no use in trying again
-            self._unconfirmed(error)
-            return None
+            return self._look(limit)
+        return self._confirmed(self._tenancy.released(draft, version))
 
-    def _after_conflict(self, limit: float) -> Free | Pause | None:
-        try:
-            sighting = look(self._runtime, self._identity, within=self._within(limit))
-        except BackendUnavailableError as error:
-            return self._failed(error)
+    def _look(self, limit: float) -> Free | Pause | None:
         before = self._tenancy.version
+        sighting = look(self._runtime, self._identity, within=self._within(limit))
         ending = self._tenancy.saw_at_release(sighting)
         if ending is Ending.AGAIN:
             return Pause(0.0) if self._tenancy.version != before else self._backoff.failed()
@@ -123,10 +129,6 @@ class Release:
 
     def _within(self, limit: float) -> float:
         return min(self._policy.request_timeout, limit - self._clock.monotonic())
-
-    def _failed(self, error: BackendUnavailableError) -> Pause:
-        self._error = error
-        return self._backoff.failed(error.retry_after)
 
     def _confirmed(self, free: Free) -> Free:
         self._settled = True

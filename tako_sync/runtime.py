@@ -62,7 +62,7 @@ class Known:
         line: the local campaigns; only the first polls.
         lease: the hold that this process has, while it has one.
         free: what the last clean release left, to be acquired without a look.
-        version, since: the version last seen, and when the answer came that first showed it.
+        seen: the version last seen, and when the answer came that first showed it.
         streak: when this process began to hold the name back to back; ``ended``: when its
             last hold did.
     """
@@ -70,16 +70,19 @@ class Known:
     line: Line = field(factory=Line)
     lease: Lease | None = None
     free: Free | None = None
-    version: Version | Absent | None = None
-    since: float = 0.0
+    seen: tuple[Version | Absent | None, float] = (None, 0.0)
     streak: float | None = None
     ended: float | None = None
 
     def first_seen(self, version: Version | Absent, arrived: float) -> float:
         """Return when the answer arrived that first showed ``version``."""
-        if version != self.version:
-            self.version, self.since = version, arrived
-        return self.since
+        # One value, read and written at once. Interleaving prevented: another thread stores the
+        # version, this one finds it there and takes the moment that belongs to the one before,
+        # and a lease that was renewed just now seems as old as that.
+        seen = self.seen
+        if version != seen[0]:
+            seen = self.seen = version, arrived
+        return seen[1]
 
 
 class Runtime:
@@ -116,6 +119,10 @@ class Runtime:
         _checked("backend", self.backend, LeaseBackend)
         if len(_checked("note", note, str)) > _MAX_NOTE:
             raise ConfigurationError(f"note is a text of at most {_MAX_NOTE} characters")
+        if not isinstance(listeners, Iterable):
+            raise ConfigurationError(
+                f"listeners is a list of functions, not {listeners!r}: write listeners=[fn]"
+            )
         self.listeners = tuple(listeners)
         for listener in self.listeners:
             if not callable(listener):
@@ -256,8 +263,8 @@ def _resolve(
     chosen = backend if backend is not None else _backend_of(environ)
     runtime = Runtime(
         chosen if chosen is not None else _default_url(environ),
-        app=app if app is not None else environ.get("TAKO_APP", DEFAULT_APP),
-        env=env if env is not None else environ.get("TAKO_ENV", DEFAULT_ENV),
+        app=app if app is not None else _part_of(environ, "TAKO_APP", DEFAULT_APP),
+        env=env if env is not None else _part_of(environ, "TAKO_ENV", DEFAULT_ENV),
         policy=policy,
         clock=clock,
         note=note,
@@ -272,6 +279,10 @@ def _resolve(
             runtime.backend.describe(),
         )
     return runtime
+
+
+def _part_of(environ: Mapping[str, str], variable: str, default: str) -> str:
+    return names.part(variable, environ.get(variable, default))
 
 
 def _backend_of(environ: Mapping[str, str]) -> str | None:

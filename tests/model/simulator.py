@@ -14,9 +14,10 @@ never, late, with somebody else's conflict, or with an error though they were ap
 
 from __future__ import annotations
 
+import heapq
 import math
 import random
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any, Final, NoReturn, Union
@@ -637,12 +638,20 @@ class Hold:
 
 # --- The world ---------------------------------------------------------------------------
 
+Move = Callable[["World", Message], None]
+Fate = Sequence[tuple[float, Move]]
+"""What becomes of a request: after so many seconds, this."""
+
+
+def _at_once(message: Message) -> Fate | None:
+    return None
+
 
 class World:
     """All of it. Each public method is one step; a broken promise raises :class:`Violation`.
 
     Attributes:
-        calm: asked for each request whether it is carried out and answered at once.
+        fate: asked for each request what becomes of it; None is carried out and answered at once.
         steps: turns that the processes had, and moves of a walk.
     """
 
@@ -656,7 +665,8 @@ class World:
         self.flying: list[Message] = []
         self.holds: list[Hold] = []
         self.ended: list[Hold] = []
-        self.calm: Callable[[Message], bool] = lambda message: True
+        self.fate: Callable[[Message], Fate | None] = _at_once
+        self._planned: list[tuple[float, int, Move, Message]] = []  # a heap
         self.steps = self.grants = self.takeovers = self.lost_holds = 0
         self._names = 0
         self._deleted = False  # all promises about overlap and fences are off
@@ -686,16 +696,18 @@ class World:
         """Let time pass; whoever is due on the way, and does not stand still, runs."""
         until = self.now + seconds
         self._settle()
-        while (due := min(self._dues(), default=until)) < until:
+        while (due := self._next_due()) <= until:
             self.now = max(self.now, due)
             self._settle()
         self.now = until
-        self._settle()
 
     def advance_to_next(self, most: float = 40.0) -> None:
         """Let time pass until somebody is due."""
-        due = min(self._dues(), default=math.inf)
-        self.advance(min(most, max(0.0, due - self.now)))
+        self.advance(min(most, max(0.0, self._next_due() - self.now)))
+
+    def _next_due(self) -> float:
+        planned = self._planned[0][0] if self._planned else math.inf
+        return min(planned, min(self._dues(), default=math.inf))
 
     def _dues(self) -> Iterator[float]:
         for process in self.processes:
@@ -705,6 +717,9 @@ class World:
 
     def _settle(self) -> None:
         for _round in range(500):
+            while self._planned and self._planned[0][0] <= self.now:
+                _at, _number, move, message = heapq.heappop(self._planned)
+                move(self, message)
             moved = False
             for process in self.processes:
                 if process.paused or process.dead:
@@ -724,38 +739,41 @@ class World:
     # --- The network
 
     def send(self, message: Message) -> None:
-        sender = message.sender
-        if self.calm(message) and not (sender is not None and sender.cut_off):
+        sender, fate = message.sender, self.fate(message)
+        if sender is not None and sender.cut_off:
+            fate = fate or ()
+        if fate is None:
             message.apply()
             message.deliver(message.results[0])
-        else:
-            self.flying.append(message)
+            return
+        self.flying = [*self.flying[-11:], message]
+        for delay, move in fate:
+            self._names += 1
+            heapq.heappush(self._planned, (self.now + delay, self._names, move, message))
 
     def apply(self, message: Message) -> None:
         """Have it carried out; a second time, if it was."""
         message.apply()
-        self._settle()
 
     def answer(self, message: Message) -> None:
         """Have the sender get the answer of the last time it was carried out."""
         if message.results:
             message.deliver(message.results[-1])
-            self._settle()
 
     def refuse(self, message: Message) -> None:
         """Answer with a conflict that proves nothing: it may have been applied, or may be yet."""
         if message.is_write:
             message.deliver(VersionConflictError("says who?"))
-            self._settle()
 
     def fail(self, message: Message) -> None:
         """Answer with a 503; what becomes of the request is open."""
         message.deliver(BackendUnavailableError("503"))
-        self._settle()
 
     def drop(self, message: Message) -> None:
-        if message in self.flying:
-            self.flying.remove(message)
+        """Have nothing more become of it."""
+        self._planned = [plan for plan in self._planned if plan[3] is not message]
+        heapq.heapify(self._planned)
+        self.flying.remove(message)
 
     # --- Processes
 
@@ -890,53 +908,46 @@ class World:
 
     def make_peace(self) -> None:
         """Heal all, let everyone finish, and check that all do, and that the name is free then."""
-        self.calm = lambda message: True
-        for message in self.flying:
-            if not message.results and self.chance.random() < 0.5:
-                message.apply()
-            message.deliver(self.chance.choice(message.results or [BackendUnavailableError("")]))
-        self.flying.clear()
+        self._end_the_war()
         for process in self.processes:
             process.paused = process.cut_off = False
         for job in self._jobs():
             job.work = min(job.work, 15.0)
-        self.advance(0.0)
-        # Whoever lost something to the war has had the time to notice, and its jobs to end.
-        jobs = len(self._jobs())
+        # Whoever lost something in the war has the time to notice.
         self.advance(POLICY.ttl + 100.0)
         self._peaceful = True
-        self._run_until(lambda: not self._jobs(), (jobs + 1) * (self._patience() + 20.0), "waits")
-        for process in list(self.processes):
-            if process.activities and self.chance.random() < 0.5:
-                self.kill(process)
-        heir = Process(self, "heir")
-        self.processes.append(heir)
-        before = self.grants
-        heir.do(Job(once=False, work=25.0, stubborn=False))
-        self._run_until(lambda: self.grants > before, self._patience(), "a ghost has it")
-        self._run_until(lambda: not heir.jobs, 40.0, "the heir does not end")
-        rules_say = rules.judge(
-            Sighting(self.register.content, self.register.read().snapshot, self.now, self.now)
-        )
-        if not isinstance(rules_say, Free):
-            raise Violation("all have released, and it is held")
+        waiting = len(self._jobs())
+        patience = (waiting + 1) * (self._patience() + 20.0)
+        self._run_until(lambda: not self._jobs(), patience, "one waits for ever")
+        self._inherit()
 
     def die_out(self) -> None:
         """Kill all, let their last requests land, and check that the name becomes free."""
         for process in list(self.processes):
             self.kill(process)
+        self._end_the_war()
+        self._peaceful = True
+        self._inherit()
+
+    def _end_the_war(self) -> None:
+        self._planned.clear()
+        self.fate = _at_once
         for message in self.flying:
             if not message.results and self.chance.random() < 0.5:
                 message.apply()
+            message.deliver(self.chance.choice(message.results or [BackendUnavailableError("")]))
         self.flying.clear()
-        self.calm = lambda message: True
+
+    def _inherit(self) -> None:
         heir = Process(self, "heir")
         self.processes.append(heir)
         before = self.grants
         heir.do(Job(once=False, work=25.0, stubborn=False))
-        self._peaceful = True
         self._run_until(lambda: self.grants > before, self._patience(), "a ghost has it")
         self._run_until(lambda: not heir.jobs, 40.0, "the heir does not end")
+        content, snapshot = self.register.content, self.register.read().snapshot
+        if not isinstance(rules.judge(Sighting(content, snapshot, self.now, self.now)), Free):
+            raise Violation("all have released, and it is held")
 
     def _jobs(self) -> list[Job]:
         return [job for process in self.processes for job in process.jobs]
@@ -975,14 +986,37 @@ def some_weather(chance: random.Random) -> Weather:
     )
 
 
-def walk(
-    seed: int, steps: int = 250, *, weather: Weather | None = None, trouble: float | None = None
-) -> World:
-    """Walk through a world by chance, and then to its end; raise Violation at a broken promise."""
+def a_fate(chance: random.Random) -> Fate:
+    """Return what may become of a request on a bad network."""
+    first, then, later = (chance.choice(_DELAYS) * chance.random() for _ in range(3))
+    then += first
+    later += then
+    return chance.choice(
+        (
+            (),
+            [(first, World.apply)],
+            [(first, World.apply), (then, World.answer)],
+            [(first, World.apply), (then, World.answer)],
+            [(first, World.apply), (then, World.answer)],
+            [(first, World.apply), (then, World.fail)],
+            [(first, World.fail), (then, World.apply)],
+            [(first, World.apply), (then, World.refuse)],
+            [(first, World.refuse), (then, World.apply)],
+            [(first, World.refuse)],
+            [(first, World.apply), (then, World.apply), (later, World.answer)],
+        )
+    )
+
+
+_DELAYS: Final = (0.1, 1.0, 5.0, 5.0, 9.0, 35.0)
+
+
+def walk(seed: int, steps: int = 150) -> World:
+    """Go through a world by chance, and then to its end; raise Violation at a broken promise."""
     chance = random.Random(seed)
-    world = World(seed, weather or some_weather(chance), processes=chance.choice((2, 3, 3)))
-    rough = chance.choice((0.05, 0.2, 0.5)) if trouble is None else trouble
-    world.calm = lambda message: chance.random() > rough
+    world = World(seed, some_weather(chance), processes=chance.choice((2, 3, 3)))
+    rough = chance.choice((0.05, 0.2, 0.5))
+    world.fate = lambda message: a_fate(chance) if chance.random() < rough else None
     deletions = chance.random() < 0.1
     for _step in range(steps):
         world.steps += 1
@@ -994,80 +1028,60 @@ def walk(
     return world
 
 
+def duel(seed: int, weather: Weather | None = None) -> World:
+    """One holds, and at some instant stands still or is cut off; the other waits for the end."""
+    chance = random.Random(seed)
+    world = World(seed, weather or some_weather(chance), processes=2)
+    rough = chance.choice((0.2, 0.5))
+    world.fate = lambda message: a_fate(chance) if chance.random() < rough else None
+    holder, rival = world.processes
+    world.start(holder, once=False, work=200.0, stubborn=True)
+    world.advance(chance.uniform(0.0, 5.0))
+    early = chance.random() < 0.5
+    if early:
+        world.start(rival, once=False, work=5.0, stubborn=True)
+    for _beat in range(chance.choice((0, 1, 1, 2))):
+        world.advance(POLICY.heartbeat)
+    holder.paused, holder.cut_off = chance.choice(((True, False), (False, True)))
+    if not early:
+        world.start(rival, once=False, work=5.0, stubborn=True)
+    world.advance(3.0)
+    world.fate = lambda message: a_fate(chance) if chance.random() < rough / 4 else None
+    world.advance(37.0)
+    world.resume(holder)
+    world.advance(20.0)
+    return world
+
+
 def _step_by_chance(world: World, chance: random.Random, deletions: bool) -> None:
     pick = chance.random()
     process = chance.choice(world.processes)
-    if world.flying and pick < 0.4:
-        _move_a_message(world, chance)
-    elif pick < 0.6:
+    if pick < 0.35:
         world.advance_to_next()
-    elif pick < 0.75:
+    elif pick < 0.60:
         world.advance(chance.choice(_STRIDES) * chance.choice((0.9, 1.0, 1.1)))
-    elif pick < 0.87:
+    elif pick < 0.78:
         world.start(
             process,
             once=chance.random() < 0.3,
             work=chance.choice(_WORKS),
             stubborn=chance.random() < 0.5,
         )
-    elif pick < 0.90:
+    elif pick < 0.84:
         (world.resume if process.paused else world.pause)(process)
-    elif pick < 0.92:
-        _corner(world, chance)
-    elif pick < 0.94:
+    elif pick < 0.88:
+        process.cut_off = not process.cut_off
+    elif pick < 0.90:
         world.ask(process)
-    elif pick < 0.95:
+    elif pick < 0.92:
         world.cancel(process)
-    elif pick < 0.96:
+    elif pick < 0.94:
         world.release_again()
-    elif pick < 0.97:
+    elif pick < 0.95:
         world.kill(process)
-    elif pick < 0.98:
+    elif pick < 0.97:
         world.request_handover()
     elif pick < 0.99:
         world.break_lease(now=chance.random() < 0.1)
-    elif deletions and pick < 0.992:
+    elif deletions and pick < 0.993:
         world.delete()
-
-
-def _corner(world: World, chance: random.Random) -> None:
-    """Stop a holder or cut it off, while somebody else waits until its lease must be free."""
-    if not world.holds:
-        return
-    victim = chance.choice(world.holds).process
-    rival = chance.choice([process for process in world.processes if process is not victim])
-    victim.paused, victim.cut_off = chance.choice(((True, False), (False, True)))
-    world.resume(rival)
-    rival.cut_off = False
-    world.start(rival, once=False, work=5.0, stubborn=True)
-    until = world.now + chance.choice((10.0, 35.0, 40.0))
-    while world.now < until:
-        world.advance_to_next(2.0)
-        for message in list(world.flying):
-            if message.sender is rival:
-                world.apply(message)
-                world.answer(message)
-                world.drop(message)
-    victim.cut_off = False
-    if chance.random() < 0.5:
-        world.resume(victim)
-
-
-def _move_a_message(world: World, chance: random.Random) -> None:
-    message = chance.choice(world.flying)
-    pick = chance.random()
-    if chance.random() < 0.3:
-        # A request that is slow there, or slow back, but not too slow.
-        for move in (world.apply, world.answer):
-            world.advance(chance.choice((0.0, 0.7, 2.5, 4.4)))
-            move(message)
-    elif len(world.flying) > 8 or pick < 0.1:
-        world.drop(message)
-    elif pick < 0.5:
-        world.apply(message)
-    elif pick < 0.8:
-        world.answer(message)
-    elif pick < 0.9:
-        world.fail(message)
-    else:
-        world.refuse(message)
