@@ -75,6 +75,7 @@ class Campaign:
         self._retry: Free | None = None  # what a write in doubt was about: write it again
         self._holder: Holder | None = None
         self._local: Lease | None = None  # the hold of this process that the poll saw, if any
+        self._releasing: Lease | None = None  # a hold of this process that was being given back
         self._backoff = Backoff(self._clock, self._policy.ttl / 300, self._policy.poll)
         self._settling = threading.Lock()
         self._strays: list[Grant] = []  # landed after their caller had stopped waiting
@@ -141,13 +142,18 @@ class Campaign:
 
     def _poll(self) -> Grant | Pause:
         self._go_on()
+        self._local = local = self._not_yet_freed()
         if (rest := self._rest()) > 0:
             return Pause(rest)
-        self._local = local = self._held_here()
-        if local is not None:
+        if local is not None and local.end is None:
             # This process holds it: no request can tell more. The wait ends when it is freed.
             self._wait_for(local.holder())
             return Pause(local.remaining())
+        if local is not None and local is not self._releasing:
+            # Its body has ended and its release is under way: that wakes us, and a look would only
+            # show the record as it was. Not twice: a release may take long, or never be sent.
+            self._releasing = local
+            return Pause(self._policy.poll)
         try:
             found = self._attempt()
         except BackendUnavailableError as error:
@@ -161,15 +167,15 @@ class Campaign:
         if isinstance(found, Grant):
             return found
         self._wait_for(found.holder)
-        self._local = self._held_here()
+        self._local = self._local or self._not_yet_freed()
         self._known.streak = None  # others have had their turn
         pause = self._policy.jittered(self._policy.poll, self._clock.random())
         spread = self._policy.poll * self._policy.jitter * self._clock.random()
         return Pause(min(pause, found.left + spread))
 
-    def _held_here(self) -> Lease | None:
+    def _not_yet_freed(self) -> Lease | None:
         local = self._known.lease
-        return local if local is not None and local.end is None else None
+        return local if local is not None and not local.freed.is_set() else None
 
     def _wait_for(self, holder: Holder) -> None:
         self._holder = holder
@@ -323,8 +329,8 @@ class Campaign:
             sources.append(self._parent.flag)
         if self._local is not None:
             # The one that the poll saw, not the one that is there now. Interleaving prevented:
-            # it is freed in between, and nobody wakes this waiter. One that had ended by the
-            # time of the poll is not waited for: its flag is up, and this would spin.
+            # it is freed in between, and nobody wakes this waiter. One that was freed before
+            # the poll, and whose body goes on, is not waited for: that would spin.
             sources.append(self._local.freed)
         for source in sources:
             source.watch(wake.set)

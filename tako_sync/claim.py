@@ -70,7 +70,6 @@ class Claim:
         self.owner = owner
         self.terms = terms
         self._attempts: dict[str, tuple[Version | Absent, float]] = {}  # write: expect, sent
-        self._landed = ""  # the write that the storage confirmed
         self._largest = 0
 
     def saw(self, sighting: Sighting) -> Finding:
@@ -115,18 +114,12 @@ class Claim:
     def landed(self, draft: Draft, version: Version) -> Grant:
         """Take in that the storage confirmed ``draft``. The other attempts are dead."""
         # This one stays: if it landed too late and cannot be given back, it is still our own.
-        self._landed = draft.record.write
-        self._attempts = {self._landed: (draft.expect, draft.sent)}
+        self._attempts = {draft.record.write: (draft.expect, draft.sent)}
         return Grant(draft.record, version, draft.sent)
 
     def refused(self, draft: Draft) -> None:
         """Take in that the storage refused ``draft`` for good: it was and will not be applied."""
         self._attempts.pop(draft.record.write, None)
-
-    @property
-    def in_doubt(self) -> bool:
-        """Whether a write of this campaign may still land, or have landed unseen."""
-        return any(write != self._landed for write in self._attempts)
 
     def _forget_the_dead(self, version: Version | Absent) -> None:
         # The register has left the version that these expect, and no version comes twice.

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, NamedTuple, TypeVar
 
+from tako_sync import fork
 from tako_sync.abc import Clock
 from tako_sync.clock import SystemClock
 from tako_sync.errors import (
@@ -106,6 +107,7 @@ class Ctx:
         self._causes: list[BaseException] = []  # append is atomic: the first one counts
         self.flag = Flag()  # raised once someone has noticed: `cancelled` does not wait for it
         self._done: Done | None = None
+        self._attended = -1  # the fork generation in which a thread awaits the end
         if lease is not None:
             lease.over.watch(self._settle)
             lease.handover.watch(self._settle)
@@ -232,9 +234,12 @@ class Ctx:
         line = list(self._line())
         for child, parent in itertools.pairwise(line):
             parent.flag.watch(child._settle)  # strongly: nobody else may keep the child alive
-        if any(ctx._deadline < math.inf for ctx in line) and not self.cancelled:
-            # Nobody else is there to notice a deadline that passes unasked.
+        timed = any(ctx._deadline < math.inf for ctx in line)
+        if timed and self._attended != fork.generation() and not self.cancelled:
+            # Nobody else is there to notice a deadline that passes unasked. One thread does for
+            # all callbacks of this ctx.
             self._clock.spawn(self._await_the_end, "tako-ctx-deadline")
+            self._attended = fork.generation()
         self.flag.watch(call)
         self._settle()
 

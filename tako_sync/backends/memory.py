@@ -1,7 +1,8 @@
-"""``MemoryLease``: an in-process table, for tests, development and single-process programs."""
+"""``MemoryLease``: a table in this process, for tests, development and one-process programs."""
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -11,48 +12,82 @@ from tako_sync import fork
 from tako_sync.abc import ABSENT, Absent, Clock, Interval, LeaseBackend, Snapshot, Version
 from tako_sync.clock import SystemClock
 from tako_sync.errors import VersionConflictError
+from tako_sync.record import MAX_TTL
 
-_FORGET_AFTER: Final = 2 * 3600.0
+_FORGET_AFTER: Final = 2 * MAX_TTL
+"""Seconds. What stood unchanged for so long is free for everybody, whatever it says."""
+
+_Entry = tuple[bytes, Version, Interval]
 
 
 class MemoryLease(LeaseBackend):
-    """temporary"""
+    """Leases in a table of this process: excludes its threads from each other, and nobody else.
+
+    Memory stays bounded: a key that was not written for two hours is forgotten by a later
+    write of any key. Its versions do not come again, and fences go on rising with the clock.
+
+    Limits: one process. A forked child goes on with a copy of the table that nobody shares.
+
+    Args:
+        clock: whose monotonic time is the storage's; the system's if None.
+    """
 
     prompt = True
 
     def __init__(self, clock: Clock | None = None) -> None:
-        self._clock = clock or SystemClock()
-        self._lock = threading.Lock()
-        self._table: OrderedDict[str, tuple[bytes, str, float]] = OrderedDict()
-        self._counter = 0
+        self._clock = clock if clock is not None else SystemClock()
+        # Reentrant: a collection of garbage or a signal's handler may strike in any call made
+        # while the lock is held, and release a hold of this thread through this very table.
+        self._lock = threading.RLock()
+        # In the order of the last write. An OrderedDict: the front of a plain dict is found by
+        # walking over all that was removed before it.
+        self._table: OrderedDict[str, _Entry] = OrderedDict()
+        self._numbers = itertools.count(1)
         fork.reset_in_child(self)
 
     def read(self, key: str, *, timeout: float) -> Snapshot:
         with self._lock:
-            now = self._clock.monotonic()
             entry = self._table.get(key)
+            now = self._clock.monotonic()
+        moment = Interval(now, now)
         if entry is None:
-            return Snapshot(b"", ABSENT, None, Interval.exactly(now))
+            return Snapshot(b"", ABSENT, None, moment)
         body, version, written = entry
-        return Snapshot(body, version, Interval.exactly(written), Interval.exactly(now))
+        return Snapshot(body, version, written, moment)
 
     def write(self, key: str, body: bytes, *, expect: Version | Absent, timeout: float) -> Version:
+        table = self._table
+        version = str(next(self._numbers))
         with self._lock:
-            entry = self._table.get(key)
-            if (entry[1] if entry else ABSENT) != expect:
-                raise VersionConflictError(f"{key} is not at {expect}")
-            self._counter += 1
             now = self._clock.monotonic()
-            self._table[key] = (body, str(self._counter), now)
-            self._table.move_to_end(key)
-            return str(self._counter)
+            entry = (body, version, Interval(now, now))
+            # No call from here to the assignment, so that nothing strikes in between: see the
+            # lock. What struck before has either changed the version or done no harm.
+            current = table[key][1] if key in table else ABSENT
+            if current == expect:
+                table[key] = entry
+                table.move_to_end(key)
+                self._forget(now)
+                return version
+        raise VersionConflictError(f"{key} is at {current!r}, not at {expect!r}")
+
+    def _forget(self, now: float) -> None:
+        """Drop from the front what is old. Each write adds one key at most: cheap on average."""
+        table = self._table
+        while True:  # ends at the latest with what was just written
+            for oldest in table:
+                # No call from the look to the removal, as above.
+                if now - table[oldest][2].latest <= _FORGET_AFTER:
+                    return
+                del table[oldest]
+                break
 
     def list(self, prefix: str, *, timeout: float) -> Iterable[str]:
         with self._lock:
-            return [key for key in self._table if key.startswith(prefix)]
+            return [key for key in list(self._table) if key.startswith(prefix)]
 
     def describe(self) -> str:
         return "memory:"
 
     def after_fork_in_child(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()

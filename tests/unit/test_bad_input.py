@@ -144,7 +144,7 @@ def test_a_policy_knows_no_other_timings() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'interval'"):
         LeasePolicy(interval=3)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="positional argument"):
-        LeasePolicy(30)  # type: ignore[misc]
+        LeasePolicy(30)
 
 
 def test_configure_knows_no_other_arguments() -> None:
@@ -168,7 +168,7 @@ def test_a_timing_that_is_no_number_is_refused(timing: str, value: Any) -> None:
 @pytest.mark.parametrize("timing", TIMINGS)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0, 0.0, -0.0, -1, -0.5])
 def test_a_timing_that_is_no_span_of_time_is_refused(timing: str, value: float) -> None:
-    text = refusal(lambda: LeasePolicy(**{timing: value}))  # type: ignore[arg-type]
+    text = refusal(lambda: LeasePolicy(**{timing: value}))
     assert text == f"{timing} is a finite number of seconds above 0, not {value!r}"
 
 
@@ -592,7 +592,7 @@ UNFIT: dict[str, tuple[Any, str]] = {
     "wrapper of none": (wrapper_of_one, "one"),
     "lambda of none": (lambda: None, "<lambda>"),
     "lambda of two": (lambda a, b: None, "<lambda>"),
-    "partial of none left": (functools.partial(one, 1), ""),
+    "partial of none left": (functools.partial(one, 1), ""),  # type: ignore[arg-type]
     "partial of two left": (functools.partial(two), ""),
     "bound method of none": (JOB.run_all, "Job.run_all"),
     "unbound method": (Job.run, "Job.run"),
@@ -665,7 +665,7 @@ def test_a_body_that_is_no_function_is_refused(fn: Any) -> None:
 
 def test_the_result_of_a_call_in_place_of_the_function_is_refused(runtime: Runtime) -> None:
     """`lock.do(rebuild())`, the usual slip."""
-    text = refusal(lambda: Lock("reindex").do(none_at_all()), UsageError)  # type: ignore[func-returns-value, arg-type]
+    text = refusal(lambda: Lock("reindex").do(none_at_all()), UsageError)  # type: ignore[arg-type]
     assert text == "the body is a function, not None"
 
 
