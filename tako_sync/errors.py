@@ -25,6 +25,7 @@ class TakoError(Exception):
 
 def _revive(cls: type[TakoError], args: tuple[Any, ...], state: dict[str, Any]) -> TakoError:
     error = cls.__new__(cls, *args)
+    error.args = args  # an OSError, as TimeoutError is, leaves them to an __init__ of ours
     error.__dict__.update(state)
     return error
 

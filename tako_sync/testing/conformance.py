@@ -24,10 +24,12 @@ import signal
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import ClassVar, Final, TypeVar
+from weakref import WeakKeyDictionary
 
 import pytest
-from attrs import define, field
+from attrs import evolve, frozen
 
 from tako_sync.abc import ABSENT, BODY_LIMIT, Absent, LeaseBackend, Snapshot, Version
 from tako_sync.clock import SystemClock
@@ -42,11 +44,23 @@ T = TypeVar("T")
 _CLOCK: Final = SystemClock()
 _RACERS: Final = 50
 _STUCK: Final = 60.0
-"""Seconds after which a thread or a child counts as stuck."""
+_CHILD_STUCK: Final = 15
+"""Seconds after which a thread, or a forked child, counts as stuck."""
 _KEY: Final = "conformance-"
 
 
-@define
+def _forks(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test that forks, beside other threads perhaps, of which Python 3.12 warns."""
+    ignored = "ignore:This process .* is multi-threaded, use of fork:DeprecationWarning"
+    for mark in (
+        pytest.mark.filterwarnings(ignored),
+        pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here"),
+    ):
+        mark(test)  # a mark leaves its sign on the function itself
+    return test
+
+
+@frozen
 class _Storage:
     """The storage under test, through two clients, with the means to test it.
 
@@ -61,7 +75,7 @@ class _Storage:
     second: LeaseBackend
     forget: Callable[[str], None] | None
     timeout: float
-    key: str = field(factory=lambda: _KEY + uuid.uuid4().hex)
+    key: str
 
     def read(self, by: LeaseBackend | None = None, key: str = "") -> Snapshot:
         client = by or self.first
@@ -191,6 +205,14 @@ _PROBES: Final[Sequence[Callable[[_Storage], None]]] = (
 )
 
 
+_VERDICTS: Final[WeakKeyDictionary[type, dict[str, dict[str, str]]]] = WeakKeyDictionary()
+"""What the probes found: by test class, then by parameter of its backend, then by probe."""
+
+
+def _fresh_key() -> str:
+    return _KEY + uuid.uuid4().hex
+
+
 def _complaint(probe: Callable[[_Storage], None], storage: _Storage) -> str:
     try:
         probe(storage)
@@ -251,28 +273,22 @@ class BackendConformance:
         second = self.reopen(backend)
         delete = self.forget
         forget = None if delete is None else lambda key: delete(backend, key)
-        yield _Storage(backend, second, forget, self.timeout)
+        yield _Storage(backend, second, forget, self.timeout, _fresh_key())
         if second is not backend:
             second.close()
 
     @pytest.fixture
     def complaints(self, request: pytest.FixtureRequest, storage: _Storage) -> dict[str, str]:
-        """What the storage's own test found, by probe. Done once a class, and a parameter."""
-        cls = type(self)
-        verdicts: dict[str, dict[str, str]] = cls.__dict__.get("_verdicts", {})
-        setattr(cls, "_verdicts", verdicts)  # noqa: B010 - of this very class, not a base's
-        parameters = repr(
-            getattr(getattr(request.node, "callspec", None), "params", {}).get("backend")
-        )
-        if parameters not in verdicts:
-            found = {}
-            for probe in _PROBES:
-                of_its_own = _Storage(
-                    storage.first, storage.second, storage.forget, storage.timeout
-                )
-                found[probe.__name__] = _complaint(probe, of_its_own)
-            verdicts[parameters] = found
-        return verdicts[parameters]
+        """What the storage's own test found, by probe. Done once a class and parameter."""
+        verdicts = _VERDICTS.setdefault(type(self), {})
+        callspec = getattr(request.node, "callspec", None)
+        parameter = repr(callspec.params.get("backend")) if callspec else ""
+        if parameter not in verdicts:
+            verdicts[parameter] = {
+                probe.__name__: _complaint(probe, evolve(storage, key=_fresh_key()))
+                for probe in _PROBES
+            }
+        return verdicts[parameter]
 
     @pytest.fixture(autouse=True)
     def only_on_a_sound_storage(
@@ -598,35 +614,51 @@ class BackendConformance:
 
         assert _at_once(run, 16) == [""] * 16
 
-    @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-    @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+    @_forks
     def test_forked_children_can_use_it_at_once(self, storage: _Storage) -> None:
-        """Also if another thread was inside at the fork: its locks stay locked in the child."""
+        """Connections that cross the fork would mix the answers of parent and children."""
         version = storage.create(b"of the parent")
-        over = Flag()
-
-        def keep_busy() -> None:
-            while not over.is_set():
-                storage.read()
-
-        thread = threading.Thread(target=keep_busy, daemon=True)
-        thread.start()
-        try:
-            children = [
-                _fork(lambda key=f"{storage.key}-child-{number}": self._child(storage, key))  # type: ignore[misc]
-                for number in range(4)
-            ]
-            mine = _keep_going(storage, storage.first, f"{storage.key}-parent")
-            assert [_ended(child) for child in children] == ["ended well"] * 4
-        finally:
-            over.set()
-            thread.join(_STUCK)
+        children = [
+            _fork(partial(self._child, storage, f"{storage.key}-child-{number}"))
+            for number in range(4)
+        ]
+        mine = _keep_going(storage, storage.first, f"{storage.key}-parent")
+        assert [_ended(child) for child in children] == ["ended well"] * 4
         assert mine == ""
         assert storage.read().version == version, "a child's end has changed the parent's record"
         assert storage.write(b"second", version)
         for number in range(4 if self.shared_between_processes else 0):
             seen = storage.read(key=f"{storage.key}-child-{number}")
             assert seen.version is not ABSENT, "the parent does not see what a child wrote"
+
+    @_forks
+    def test_a_fork_while_other_threads_are_inside_leaves_the_child_usable(
+        self, storage: _Storage
+    ) -> None:
+        """A lock that a thread of the parent holds at the fork stays locked in the child."""
+        storage.create(b"of the parent")
+        over = Flag()
+
+        def keep_busy(key: str) -> None:
+            version: Version | Absent = ABSENT
+            while not over.is_set():
+                version = storage.write(b"busy", version, key=key)
+                storage.read(key=key)
+
+        threads = [
+            threading.Thread(target=keep_busy, args=(f"{storage.key}-{number}",), daemon=True)
+            for number in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            for number in range(8):
+                child = _fork(partial(self._child, storage, f"{storage.key}-child-{number}"))
+                assert _ended(child) == "ended well"
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join(_STUCK)
 
     def _child(self, storage: _Storage, key: str) -> str:
         wrong = _keep_going(storage, storage.first, key)
@@ -697,7 +729,7 @@ def _fork(run: Callable[[], str]) -> int:
     status = 1
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(int(_STUCK / 2))  # kills also one that waits for a lock
+        signal.alarm(_CHILD_STUCK)  # kills also one that waits for a lock
         wrong = run()
         if wrong:
             os.write(2, f"{wrong}\n".encode())

@@ -864,6 +864,18 @@ class World:
                     raise Violation(f"two holders: {other.lease!r} and {hold.lease!r}")
         self.holds.append(hold)
 
+    def check_believed(self) -> None:
+        """Look for two holders without asking: a body may not ask for long."""
+        believed = [
+            hold.lease
+            for hold in self.holds
+            if hold.lease._end is None
+            and hold.clock.monotonic() < hold.lease._deadline
+            and self._may_judge(hold.lease.fence)
+        ]
+        if len(believed) > 1:
+            raise Violation(f"two holders: {believed}")
+
     def concluded(self, hold: Hold) -> None:
         self.holds.remove(hold)
         self.ended = [*self.ended[-2:], hold]

@@ -13,7 +13,7 @@ from tako_sync.errors import BackendUnavailableError, LeaseBusyError
 from tako_sync.events import Event, Lost, ReleaseUnconfirmed, Renewed, Unreachable, Waiting
 from tako_sync.flag import Flag
 from tako_sync.policy import LeasePolicy
-from tako_sync.testing.faults import Call, Fault, Proceed, fail, intercept
+from tako_sync.testing.faults import Call, Fault, Proceed, fail, hang, intercept
 
 TTL = 30.0
 SHORTEST_POLL, LONGEST_POLL = 1.5, 2.5
@@ -263,6 +263,47 @@ def test_a_release_between_the_question_and_the_sleep_of_a_waiter_wakes_it(world
     assert running.result() == 42
     assert len(waited.began) == 1, "it sleeps beside a free lease"
     world.advance(1.0)
+    assert waiting.result() == 42
+
+
+def test_a_waiter_that_comes_during_a_release_is_let_in_at_its_end(world: World) -> None:
+    """The body has ended, the release is on its way: no look, and no sleep beside a free lease."""
+    host = world.host(prompt=False)
+    work, running = occupied(world, host)
+    gate = host.storage.gate("write", when=lambda call: call.document.get("state") == "released")
+    before = len(ops(host))
+    work.end()
+    waited = Work(world, 1.0)
+    waiting = world.start(lambda: host.lock().do(waited))
+    world.advance(0.5)
+    assert not running.done and not waited.began
+    gate.open()
+    world.advance(0)
+    assert waited.began == [work.ended[0] + 0.5]
+    assert running.result() == 42
+    assert ops(host, before) == ["write", "write"]
+    world.advance(1.0)
+    assert waiting.result() == 42
+
+
+def test_a_waiter_that_comes_during_a_release_that_hangs_does_not_trust_in_it(
+    world: World,
+) -> None:
+    """The caller has its value after a moment; the waiter looks, and takes over as others would."""
+    host = world.host(prompt=False)
+    work, running = occupied(world, host)
+    written = host.storage.calls[-1].at
+    host.storage.always("write", hang(), when=lambda call: call.document["state"] == "released")
+    work.end()
+    waited = Work(world, 1.0)
+    waiting = world.start(lambda: host.lock().do(waited))
+    world.advance(TTL / 30)
+    assert running.result() == 42
+    world.advance(TTL + LONGEST_POLL - 1.0)
+    assert len(waited.began) == 1
+    assert TTL <= waited.began[0] - written <= TTL + LONGEST_POLL
+    host.storage.release_all()
+    world.advance(2.0)
     assert waiting.result() == 42
 
 

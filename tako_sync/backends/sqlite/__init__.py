@@ -51,7 +51,9 @@ class SqliteLease(LeaseBackend):
                 return Snapshot(b"", ABSENT, None, moment)
             body, version, clock, at = row
             written = self._written(session, key, version, clock, at, now)
-            return Snapshot(bytes(body), version, written, moment)
+            return Snapshot(
+                bytes(body or b""), version, written, moment
+            )  # substr of nothing is NULL
 
     def _written(
         self,

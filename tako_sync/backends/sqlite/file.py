@@ -23,7 +23,6 @@ from tako_sync.errors import (
 
 _APPLICATION: Final = 0x74616B6F  # "tako": what makes a file ours
 _SCHEMA: Final = 1
-_POOL: Final = 4
 _CREATE: Final = f"""
 CREATE TABLE lease (
     key TEXT PRIMARY KEY, body BLOB NOT NULL, version TEXT NOT NULL, clock TEXT, at REAL
@@ -50,7 +49,11 @@ Inode = tuple[int, int]
 
 
 class LeaseFile:
-    """One file and the connections of this process to it.
+    """One file and this process's one connection to it, lent to one thread at a time.
+
+    One connection costs no concurrency: SQLite lets one writer at a file anyway. And it lets a
+    fork wait until nobody is inside SQLite. The child would inherit SQLite's own mutexes as they
+    are, and what SQLite believes of its locks on the file: that is stuck, or worse.
 
     Args:
         path: the file; made at first use.
@@ -62,41 +65,74 @@ class LeaseFile:
     def __init__(self, path: object) -> None:
         self.path = _checked(path)
         self._lock = threading.Lock()
-        self._idle: list[Session] = []
-        self._busy: set[Session] = set()
-        fork.reset_in_child(self)
+        self._open: Session | None = None
+        fork.stand_still_for(self)
 
     @contextmanager
     def session(self, timeout: float) -> Iterator[Session]:
-        """Lend a connection for ``timeout`` seconds' worth of waiting for locks.
+        """Lend the connection for ``timeout`` seconds' worth of waiting for locks.
 
         Raises:
             BackendUnavailableError: locked for that long, or the disk fails or is full.
             BackendDeniedError: the file cannot be used at all; the message says why.
         """
-        session: Session | None = None
+        until = _monotonic() + timeout
+        if not self._lock.acquire(timeout=timeout):
+            raise self._locked(timeout)
         try:
-            session = self._take(timeout)
-            yield session
+            yield self._session(until)
         except VersionConflictError:
-            assert session is not None
-            self._give_back(session)  # rolled back, and fit for the next
+            raise  # rolled back: the connection is fit for the next
+        except sqlite3.Error as error:
+            self._close()
+            raise self._translated(error, timeout) from error
+        except BaseException:
+            self._close()  # and with it goes whatever was not committed
             raise
-        except BaseException as error:
-            if session is not None:
-                session.close()  # and with it goes whatever was not committed
-                with self._lock:
-                    self._busy.discard(session)
-            if isinstance(error, sqlite3.Error):
-                raise self._translated(error, timeout) from error
-            raise
-        self._give_back(session)
+        finally:
+            self._lock.release()
 
     def close(self) -> None:
         with self._lock:
-            idle, self._idle = self._idle, []
-        for session in idle:
+            self._close()
+
+    def before_fork(self) -> None:
+        self._lock.acquire()
+
+    def after_fork_in_parent(self) -> None:
+        self._lock.release()
+
+    def after_fork_in_child(self) -> None:
+        # The parent's connection is neither used nor closed here, not even by the collector.
+        if self._open is not None:
+            self._open.leak()
+        self._open = None
+        self._lock = threading.Lock()
+
+    # --- The connection
+
+    def _session(self, until: float) -> Session:
+        session = self._open
+        if session is not None and session.inode != self.inode():
+            self._close()  # the file that it is of was replaced or deleted
+            session = None
+        if session is None:
+            self._create()
+            inode = self.inode() or (0, 0)
+            raw = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+            session = self._open = Session(self, raw, inode)
+            session.check_still_there()
+            session.allow(until)
+            self._make_ours(session)
+        session.allow(until)
+        return session
+
+    def _close(self) -> None:
+        session, self._open = self._open, None
+        if session is not None:
             session.close()
+
+    # --- The file
 
     def inode(self) -> Inode | None:
         """Return which file stands at the path now; None if there is none."""
@@ -110,63 +146,6 @@ class LeaseFile:
 
     def denied(self, what: str) -> BackendDeniedError:
         return BackendDeniedError(f"the lease file {self.path} {what}")
-
-    def after_fork_in_child(self) -> None:
-        # The parent's connections are neither used nor closed here, not even by the collector:
-        # SQLite would roll the parent's transaction back, on the disk, under its feet.
-        for session in (*self._idle, *self._busy):
-            session.leak()
-        self._lock = threading.Lock()
-        self._idle = []
-        self._busy = set()
-
-    # --- Connections
-
-    def _take(self, timeout: float) -> Session:
-        inode = self.inode()
-        with self._lock:
-            stale = [session for session in self._idle if session.inode != inode]
-            self._idle = [session for session in self._idle if session.inode == inode]
-            session = self._idle.pop() if self._idle else None
-            if session is not None:
-                self._busy.add(session)
-        for old in stale:  # the file they are of was replaced or deleted
-            old.close()
-        if session is None:
-            return self._open(timeout)
-        session.allow(timeout)
-        return session
-
-    def _give_back(self, session: Session) -> None:
-        with self._lock:
-            self._busy.discard(session)
-            keep = len(self._idle) < _POOL
-            if keep:
-                self._idle.append(session)
-        if not keep:
-            session.close()
-
-    def _open(self, timeout: float) -> Session:
-        self._create()
-        inode = self.inode()
-        raw = sqlite3.connect(
-            self.path, timeout=timeout, isolation_level=None, check_same_thread=False
-        )
-        session = Session(self, raw, inode or (0, 0))
-        with self._lock:
-            self._busy.add(session)
-        try:
-            session.check_still_there()
-            session.allow(timeout)
-            self._make_ours(session)
-        except BaseException:
-            session.close()
-            with self._lock:
-                self._busy.discard(session)
-            raise
-        return session
-
-    # --- The file
 
     def _create(self) -> None:
         try:
@@ -210,14 +189,17 @@ class LeaseFile:
             raise self.denied("is another program's database: name a file of its own")
         return False
 
+    def _locked(self, timeout: float) -> BackendUnavailableError:
+        return BackendUnavailableError(
+            f"the lease file {self.path} was locked for {timeout:.3g} s: another process is in a "
+            "transaction, or was stopped in one"
+        )
+
     def _translated(self, error: sqlite3.Error, timeout: float) -> BackendError:
         """Say in the terms of the four kinds what SQLite says."""
         text = str(error)
         if "locked" in text:
-            return BackendUnavailableError(
-                f"the lease file {self.path} was locked for {timeout:.3g} s: another process is "
-                "in a transaction, or was stopped in one"
-            )
+            return self._locked(timeout)
         for phrase, meaning in _PERMANENT.items():
             if phrase in text:
                 return self.denied(meaning)
@@ -225,7 +207,7 @@ class LeaseFile:
 
 
 class Session:
-    """One connection; at any time, one thread's.
+    """The connection, as one request has it.
 
     Attributes:
         inode: the file that it is of.
@@ -239,9 +221,9 @@ class Session:
         self._raw = raw
         self._until = 0.0
 
-    def allow(self, timeout: float) -> None:
-        """Let the next statements wait ``timeout`` seconds for locks, in all."""
-        self._until = _monotonic() + timeout
+    def allow(self, until: float) -> None:
+        """Let the next statements wait for locks until then, in all."""
+        self._until = until
         self._set_patience()
 
     def _set_patience(self) -> None:
