@@ -54,7 +54,10 @@ def _enter(entered: _Entered) -> Callable[[], None]:
         try:
             _current.reset(token)
         except ValueError:  # left in another context than entered: a generator's, say
-            _current.set(before)
+            # Not over what that context is in: interleaving prevented, another body's thread
+            # collects the generator, and that body loses its own ctx.
+            if _current.get() is entered:
+                _current.set(before)
 
     return leave
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import gc
 import os
 import sys
 import threading
@@ -53,8 +54,12 @@ def nothing_is_left_running() -> Iterator[None]:
 def _described(threads: set[threading.Thread]) -> str:
     if not threads:
         return "a thread that was started without a Thread object"
+    # Python 3.11 deadlocks where a collection strikes inside _current_frames and meets a
+    # threading.local: no signal, and so no timeout, gets through to it then.
+    gc.disable()
     frames = sys._current_frames()
-    lines = []
+    gc.enable()
+    lines: list[str] = []
     for thread in sorted(threads, key=lambda thread: thread.name):
         frame = frames.get(thread.ident or 0)
         where = "".join(traceback.format_stack(frame)) if frame is not None else ""

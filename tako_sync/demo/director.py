@@ -12,9 +12,12 @@ from collections import defaultdict, deque
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
+from tako_sync.abc import ABSENT, Absent, Version
+from tako_sync.backends.sqlite import SqliteLease
 from tako_sync.clock import SystemClock
 from tako_sync.demo.index import Index, sources
 from tako_sync.demo.timeline import Report, Timeline
+from tako_sync.errors import BackendUnavailableError
 from tako_sync.policy import LeasePolicy
 
 _PATIENCE = 60.0
@@ -103,14 +106,32 @@ class Director:
         for name in others[:2]:
             self._order(name, "do")
         holder = self._await("midway")["who"]
-        self._note("stopped", holder)
-        self._workers[holder].send_signal(signal.SIGSTOP)
+        self._stop(holder)
         try:
             self._await_turns(1)
         finally:
             self._note("resumed", holder)
             self._workers[holder].send_signal(signal.SIGCONT)
         self._await("lost")
+
+    def _stop(self, holder: str) -> None:
+        """Stop a worker, but not in the midst of a write to the lease file.
+
+        It would keep the file locked, and the others out, until it goes on: true, and stated in
+        the limits of SQLite storage, but not what this act shows.
+        """
+        storage = SqliteLease(self._scratch / "leases.sqlite3")
+        version: Version | Absent = ABSENT
+        while True:
+            self._workers[holder].send_signal(signal.SIGSTOP)
+            try:
+                storage.write("probe", b"", expect=version, timeout=self._policy.ttl / 8)
+            except BackendUnavailableError:
+                self._workers[holder].send_signal(signal.SIGCONT)
+            else:
+                break
+        storage.close()
+        self._note("stopped", holder)
 
     def _await_turns(self, turns: int) -> None:
         for _ in range(turns):

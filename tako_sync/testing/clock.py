@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import heapq
 import itertools
 import math
@@ -92,6 +93,21 @@ class _Steps:
             self._trace, self._since, self._looks = _trace(frame), now, 0
         self._looks += 1
         return now - self._since if self._looks >= _LOOKS else 0.0
+
+
+def _current_frames() -> dict[int, FrameType]:
+    """Return the frame of each thread, as ``sys`` does, but with no collection inside.
+
+    In older Pythons (3.11.7 for one) a collection that strikes there deadlocks with a thread that
+    starts or ends in that moment, and no signal gets through: python/cpython#106883.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _wants_a_processor(thread: threading.Thread) -> bool:
@@ -444,7 +460,7 @@ class FakeClock(Clock):
 
     def _look_at_the_running(self, elapsed: float) -> None:
         with self._lock:
-            frames = sys._current_frames()
+            frames = _current_frames()
             for thread, steps in list(self._running.items()):
                 frame = frames.get(thread.ident or 0)
                 if elapsed > _LIMIT:
@@ -467,7 +483,7 @@ class FakeClock(Clock):
         with self._lock:
             if not self._elsewhere:
                 return
-            frames = sys._current_frames()
+            frames = _current_frames()
             for thread, steps in list(self._elsewhere.items()):
                 frame = frames.get(thread.ident or 0)
                 if frame is None or not thread.is_alive():

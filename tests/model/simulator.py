@@ -20,7 +20,7 @@ import random
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
-from typing import Any, Final, NoReturn, Union
+from typing import Any, Final, NoReturn
 
 from tako_sync import rules
 from tako_sync.abc import Clock, Interval, Snapshot, Task, Version
@@ -87,7 +87,7 @@ class Look:
     snapshot: Snapshot
 
 
-Answer = Union[Look, Version, BackendUnavailableError, VersionConflictError]
+Answer = Look | Version | BackendUnavailableError | VersionConflictError
 
 
 class Register:
@@ -219,7 +219,7 @@ class _OwnClock(Clock):
     def wait(self, event: object, timeout: float | None = None) -> NoReturn:
         raise NotImplementedError
 
-    def spawn(self, target: Callable[[], None], name: str) -> Task:
+    def spawn(self, target: Callable[[], object], name: str) -> Task:
         raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""The real thing in threads: a state machine over hosts, and orders of events it or reading found."""
+"""The real thing in threads: a state machine over hosts, and orders of events once wrong."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-
 from kit import Host, Running, World
+
 from tako_sync import campaign
 from tako_sync.ctx import Ctx
 from tako_sync.errors import BackendDeniedError, BackendUnavailableError, LeaseLostError, TakoError
@@ -163,7 +163,7 @@ def test_a_version_and_since_when_it_stands_are_taken_together(
             nested.clear()
         return step
 
-    fields = [field.name for field in Known.__attrs_attrs__]  # type: ignore[attr-defined]
+    fields = [field.name for field in Known.__attrs_attrs__]
     nested: list[bool] = []
     before = sys.gettrace()
     sys.settrace(step)
@@ -177,7 +177,7 @@ def test_a_version_and_since_when_it_stands_are_taken_together(
 
 # --- The state machine -------------------------------------------------------------------------
 
-HOSTS = st.integers(0, 2)
+HOSTS = st.sampled_from([0, 0, 1, 2])
 STEPS = st.sampled_from([0.05, 0.4, 1.0, 2.5, 5.0, 9.9, 10.0, 26.9, 27.0, 30.0, 33.0, 40.0])
 FAULTS: dict[str, Callable[[], Any]] = {
     "503": lambda: fail(unavailable),
@@ -196,7 +196,9 @@ class Hosts(RuleBasedStateMachine):
 
     @initialize(
         offsets=st.lists(st.sampled_from([0.0, -500_000.0, 7e6]), min_size=3, max_size=3),
-        rates=st.lists(st.sampled_from([1.0, 1 - DRIFT / 2, 1 + DRIFT / 2]), min_size=3, max_size=3),
+        rates=st.lists(
+            st.sampled_from([1.0, 1 - DRIFT / 2, 1 + DRIFT / 2]), min_size=3, max_size=3
+        ),
         prompt=st.booleans(),
     )
     def begin(self, offsets: list[float], rates: list[float], prompt: bool) -> None:
@@ -221,9 +223,7 @@ class Hosts(RuleBasedStateMachine):
         heeds=st.booleans(),
         timeout=st.sampled_from([None, 4.0, 50.0]),
     )
-    def start(
-        self, number: int, how: str, work: float, heeds: bool, timeout: float | None
-    ) -> None:
+    def start(self, number: int, how: str, work: float, heeds: bool, timeout: float | None) -> None:
         if sum(not job.done for job in self.jobs) >= 6:
             return
         host, world, meter = self.host(number), self.world, self.world.meter

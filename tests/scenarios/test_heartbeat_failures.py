@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
 import logging
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 from kit import Host, Running, World
 
-from tako_sync.abc import ABSENT, Clock, Snapshot, Task
+from tako_sync.abc import Clock, Task
 from tako_sync.backends.sqlite import SqliteLease
 from tako_sync.ctx import Ctx
 from tako_sync.errors import (
@@ -32,7 +33,7 @@ from tako_sync.policy import LeasePolicy
 from tako_sync.record import Identity, Record, State
 from tako_sync.runtime import Runtime
 from tako_sync.testing.clock import FakeClock
-from tako_sync.testing.faults import Call, Fault, Proceed, delay, fail, hang
+from tako_sync.testing.faults import Call, Fault, delay, fail, hang
 
 KEY = "run-shop-test-reindex"
 TTL = 30.0
@@ -203,7 +204,7 @@ def test_renewals_that_raise_for_ever_end_the_hold_at_its_deadline_with_the_caus
     assert loss.value == 42
     assert [event.reason for event in host.told(Lost)] == [loss.reason]
     tries = [call.at for call in writes(host) if renewal(call)][1:]
-    gaps = [later - earlier for earlier, later in zip(tries, tries[1:])]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(tries)]
     assert len(tries) >= 4 and all(0.5 <= gap <= 7.5 for gap in gaps), gaps
     assert b'"released"' in stored(world)[0], "what it left is still its own, and is freed"
 
@@ -257,7 +258,7 @@ def test_a_storage_that_fails_for_three_seconds_costs_nothing(world: World, trou
     assert all(call.timeout <= TTL / 6 for call in renewals)
     if trouble == "429":
         at = [call.at for call in renewals[: renewals.index(first) + 1]]
-        assert all(later - earlier >= 1.0 for earlier, later in zip(at, at[1:]))
+        assert all(later - earlier >= 1.0 for earlier, later in itertools.pairwise(at))
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
@@ -280,7 +281,7 @@ def test_two_of_three_attempts_may_fail_for_ever(world: World, trouble: str) -> 
 def test_a_renewal_that_hangs_for_five_ttl_does_not_keep_its_holder_in_the_dark(
     world: World, applied: bool
 ) -> None:
-    """Cancelled at the deadline by something else than the blocked call; its late end is ignored."""
+    """Cancelled at the deadline by something else than the blocked call, whose end is ignored."""
     a, b = world.host("a", prompt=False), world.host("b")
     slow, next_one = Work(world, listens=True), Work(world)
     first = world.start(lambda: a.lock().do(slow), "a")
@@ -506,7 +507,7 @@ class Starving(Clock):
             self._base.wait(self._fed)
         return event.is_set()
 
-    def spawn(self, target: Callable[[], None], name: str) -> Task:
+    def spawn(self, target: Callable[[], object], name: str) -> Task:
         if not self.threads_left and name == HEARTBEAT:
             raise RuntimeError("can't start new thread")
         return self._base.spawn(target, name)
@@ -654,8 +655,7 @@ def test_a_process_stopped_before_its_body_begins_finds_its_ctx_cancelled(
 
     first = world.start(lambda: a.lock().do(body), "a")
     next_one = Work(world)
-    if contended:
-        second = world.start(lambda: b.lock().do(next_one), "b")
+    second = world.start(lambda: b.lock().do(next_one), "b") if contended else None
     world.advance(TTL + 5.0)
     clock.feed()
     world.advance(0)
@@ -664,7 +664,7 @@ def test_a_process_stopped_before_its_body_begins_finds_its_ctx_cancelled(
     assert steps == ["cancelled"]
     renewals = [call for call in writes(a)[1:] if renewal(call)]
     assert not renewals, "a hold that was slept through is not revived"
-    if contended:
+    if second is not None:
         assert len(next_one.began) == 1 and not next_one.ctx.cancelled
         next_one.finish.set()
         assert second.result() == 42

@@ -136,11 +136,12 @@ def call_by(way: str, host: Host, work: Work) -> Callable[[], Any]:
 
 
 def value_of(running: Running[Any]) -> int:
-    result = running.result()
+    result: object = running.result()
     if isinstance(result, TryResult):
         assert result.ran, "its own record was reported as busy"
-        return result.value  # type: ignore[no-any-return]
-    return result  # type: ignore[no-any-return]
+        result = result.value
+    assert isinstance(result, int)
+    return result
 
 
 # --- The acquiring write ---------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -156,7 +157,7 @@ def test_a_poll_takes_one_request_the_first_comes_at_once_the_others_jittered(
     world.advance(2 * TTL)
     polls = [call.at for call in a.storage.calls]
     assert set(ops(a)) == {"read"} and polls[0] == start
-    gaps = [later - earlier for earlier, later in zip(polls, polls[1:])]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(polls)]
     assert all(SHORTEST_POLL <= gap <= LONGEST_POLL for gap in gaps)
     assert len(set(gaps)) == len(gaps), "no two pauses are the same"
     assert len(a.told(Waiting)) == 1, "one event a change of state, none a poll"
@@ -424,7 +425,7 @@ def writes(host: Host) -> list[Call]:
 
 
 def test_campaigners_leave_the_writes_to_the_holder(world: World) -> None:
-    """Twenty processes wait over two ttl, and none of them spends a write that a heartbeat needs."""
+    """Twenty processes wait over two ttl, and none spends a write that a heartbeat needs."""
     limit = one_write_a_second(world)
     hosts = [world.host(f"h{n}") for n in range(21)]
     for host in hosts:

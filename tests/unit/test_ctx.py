@@ -28,6 +28,7 @@ from tako_sync.errors import (
     LeaseLostError,
     LossReason,
     NotAssuredError,
+    NotReentrantError,
     UsageError,
 )
 from tako_sync.flag import Flag
@@ -830,3 +831,26 @@ def opens_and_closes(
         assert current_ctx().cancelled
     except UsageError:
         pass
+
+
+def test_a_hold_that_ends_in_another_bodys_thread_does_not_disturb_that_bodys_ctx(
+    world: World,
+) -> None:
+    """A collector of garbage, or a consumer, may close a generator anywhere."""
+    host = world.host()
+
+    def rows() -> Generator[Ctx, None, None]:
+        with host.lock("rows").hold() as ctx:
+            yield ctx
+
+    generator = rows()
+    contextvars.copy_context().run(next, generator)
+
+    def body(ctx: Ctx) -> None:
+        generator.close()
+        assert current_ctx() is ctx
+        with pytest.raises(NotReentrantError):
+            host.lock().do(lambda ctx: None)
+
+    world.start(lambda: host.lock().do(body)).result()
+    assert host.lock("rows").holder() is None
