@@ -268,6 +268,29 @@ class Hosts(RuleBasedStateMachine):
         else:
             storage.always(op, FAULTS[fault]())
 
+    @rule(
+        holder=HOSTS,
+        rival=HOSTS,
+        fault=st.sampled_from(sorted(FAULTS)),
+        before=st.sampled_from([0.4, 9.7, 10.5, 14.0, 20.2]),
+        broken=st.sampled_from([False, False, True]),
+    )
+    def duel(self, holder: int, rival: int, fault: str, before: float, broken: bool) -> None:
+        """A holder is cut off, or broken and does not care; someone waits for its end."""
+        self.start(holder, "do", 45.0, False, None)
+        self.world.advance(before)
+        if broken:
+            self.operate("break")
+        else:
+            self.break_the_way(holder, fault, "*", 2)
+            self.world.advance(1.0)
+            self.break_the_way(holder, "503", "*", 0)
+        self.start(rival, "do", 0.3, True, None)
+        for _ in range(8):
+            self.world.advance(5.0)
+            self.nobody_overlaps_and_fences_rise()
+        self.heal(holder)
+
     @rule(number=HOSTS)
     def heal(self, number: int) -> None:
         self.host(number).storage.heal()

@@ -457,7 +457,7 @@ def test_a_heartbeat_in_flight_at_the_release_costs_neither_result_nor_lease(
     assert len(a.storage.calls) == sent, "nothing leaves the process after do has returned"
 
 
-@pytest.mark.parametrize(("prompt", "cycles"), [(True, 1500), (False, 500)])
+@pytest.mark.parametrize(("prompt", "cycles"), [(True, 1000), (False, 300)])
 def test_thousands_of_short_cycles_with_renewals_under_way_are_all_successes(
     prompt: bool, cycles: int
 ) -> None:
