@@ -74,6 +74,7 @@ class Campaign:
         self._claim = Claim(identity, runtime.owner(), runtime.terms)
         self._retry: Free | None = None  # what a write in doubt was about: write it again
         self._holder: Holder | None = None
+        self._in_line = False
         self._local: Lease | None = None  # the hold of this process that the poll saw, if any
         self._releasing: Lease | None = None  # a hold of this process that was being given back
         self._backoff = Backoff(self._clock, self._policy.ttl / 300, self._policy.poll)
@@ -130,9 +131,11 @@ class Campaign:
         """
         line, turn = self._known.line, Flag()
         try:
+            self._in_line = True
             line.join(turn)
             while not turn.is_set():
                 self._sleep(math.inf, turn)
+            self._in_line, self._known.holder = False, None
             grant = until_settled(self._poll, self._sleep)
             self._granted(grant)
             return take(grant)
@@ -178,7 +181,7 @@ class Campaign:
         return local if local is not None and not local.freed.is_set() else None
 
     def _wait_for(self, holder: Holder) -> None:
-        self._holder = holder
+        self._holder = self._known.holder = holder
         if not self.contended:
             self.contended = True
             self._runtime.tell(Waiting(self._identity.name, holder))
@@ -199,10 +202,13 @@ class Campaign:
             if isinstance(finding, Held):
                 return finding
             if lost_races >= _RACES:
-                raise BackendUnavailableError("others were faster, again and again")
+                if (content := finding.content) is None:
+                    raise BackendUnavailableError("writes are refused, and there is no record")
+                # Free again, but not for long: whoever had it last stands for those who want it.
+                return Held(0.0, content, str(finding.version))
             if isinstance(finding, OwnBroken):
                 lost_races += 1  # where it cannot be given back, it is found again at once
-                self._give_back(finding.record, finding.version)
+                self._give_back(finding.content, finding.version)
                 finding = self._look()
             else:
                 try:
@@ -301,7 +307,9 @@ class Campaign:
         if self._parent is not None:
             self._parent.check()
         if self._clock.monotonic() >= self._limit:
-            raise CampaignTimeoutError(self._identity.name, self._timeout, self._holder)
+            # In line, one has not looked; the first has, for all.
+            holder = self._known.holder if self._in_line else self._holder
+            raise CampaignTimeoutError(self._identity.name, self._timeout, holder)
 
     def _request_time(self) -> float:
         left = self._limit - self._clock.monotonic()
@@ -319,7 +327,10 @@ class Campaign:
             return 0.0
         if known.ended - known.streak < _BACK_TO_BACK:
             return 0.0
-        return known.ended + longest_poll(self._runtime) - self._clock.monotonic()
+        # A caller who has little time rests for half of it, rather than fail on a free lease. Both
+        # from the same instant: half of what is left at each question would never be over.
+        rest = min(longest_poll(self._runtime), (self._limit - known.ended) / 2)
+        return known.ended + rest - self._clock.monotonic()
 
     def _sleep(self, seconds: float, turn: Flag | None = None) -> None:
         """Wait, but not past the limit; wake when the parent ends or a local hold is freed."""

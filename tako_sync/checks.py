@@ -22,9 +22,9 @@ def parent(ctx: object) -> Ctx | None:
 
 
 def timeout(timeout: object) -> float | None:
-    if timeout is None or (timeout == 0 and not isinstance(timeout, bool)):
-        return None if timeout is None else 0.0
-    return seconds("timeout", timeout)
+    if timeout is None:
+        return None
+    return seconds("timeout", timeout, or_zero=True)
 
 
 def body(fn: object) -> None:

@@ -55,7 +55,7 @@ class Grant:
 class OwnBroken:
     """An operator broke a record of this very campaign: overwrite it with released."""
 
-    record: Record
+    content: Record
     version: Version
 
 

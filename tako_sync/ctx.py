@@ -172,7 +172,7 @@ class Ctx:
             NotAssuredError: fewer seconds are assured.
             TakoError: the cause, if the ctx is cancelled.
         """
-        wanted = checked_seconds("seconds", seconds)
+        wanted = checked_seconds("seconds", seconds, or_zero=True)
         self.check()
         left = self.remaining()
         if left < wanted:
@@ -183,7 +183,7 @@ class Ctx:
         """Sleep for ``seconds``, waking on cancellation; return whether cancelled."""
         if seconds == math.inf:
             return self._wait(None)
-        return self._wait(checked_seconds("seconds", seconds) if seconds != 0 else 0.0)
+        return self._wait(checked_seconds("seconds", seconds, or_zero=True))
 
     @property
     def lease(self) -> Lease:

@@ -1,7 +1,8 @@
 """What happens to a lease, as values: for listeners, metrics and the log.
 
 One event a change of state, none a poll. Each has a ``level`` of :mod:`logging` and a
-``message``; the log is nothing but these, on the logger ``tako_sync``.
+``message``, and is logged on the logger ``tako_sync``. What else appears there are faults in the
+caller's own code (listeners, callbacks, backends) and the word that no backend is configured.
 """
 
 from __future__ import annotations

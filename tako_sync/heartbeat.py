@@ -52,7 +52,8 @@ class Heartbeat:
         self._beats = 0
         self._due = 0.0
         self._stop = Flag()
-        self._backoff = Backoff(self._clock, self._policy.ttl / 30, self._policy.ttl / 6)
+        self._backoff = Backoff(self._clock, self._policy.ttl / 30, self._policy.ttl / 15)
+        self._told = False  # that the storage fails
         self._task: Task | None = None
 
     def start(self) -> None:
@@ -147,8 +148,9 @@ class Heartbeat:
     def _landed(self, standing: Landed, due: float) -> bool:
         if not self._lease.prolong(standing.sent):
             return True
-        if self._backoff.failing:
-            self._backoff.reset()
+        self._backoff.reset()
+        if self._told:
+            self._told = False
             self._runtime.tell(Recovered(self._lease.name, "renewing"))
         late = max(0.0, standing.sent - due)
         self._runtime.tell(Renewed(self._lease.name, self._lease.fence, late))
@@ -158,14 +160,21 @@ class Heartbeat:
     def _failed(self, error: BaseException) -> Pause:
         if not isinstance(error, BackendError):
             log.error("heartbeat of lease %s: a fault of the backend", self._lease, exc_info=error)
-        elif self._lease.trouble is None:
+        elif not self._told:
+            self._told = True
             self._runtime.tell(Unreachable(self._lease.name, "renewing", error))
         self._lease.trouble = error
         return self._backoff.failed(getattr(error, "retry_after", 0.0))
 
     def _look_for_handover(self) -> None:
         by = self._tenancy.record.handover
-        if by and self._lease.ask_for_handover(by):
+        if by and not self._lease.handover.is_set():
+            # In a thread of its own: it calls what the body registered, which may take its time,
+            # and the lease must be renewed meanwhile.
+            self._clock.spawn(lambda: self._hand_on(by), f"tako-handover-{self._lease.name}")
+
+    def _hand_on(self, by: str) -> None:
+        if self._lease.ask_for_handover(by):
             self._runtime.tell(HandoverRequested(self._lease.name, self._lease.fence, by))
 
     def _sleep(self, seconds: float) -> None:

@@ -280,6 +280,14 @@ class Lock:
             raise CampaignTimeoutError(self._name, 0.0, found)
         return found
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Lock):
+            return NotImplemented
+        return (self._name, self._home) == (other._name, other._home)
+
+    def __hash__(self) -> int:
+        return hash((self._name, self._home))
+
     def __reduce__(self) -> tuple[type[Lock], tuple[str]]:
         return Lock, (self._name,)  # the name is the identity; the binding is the process's
 

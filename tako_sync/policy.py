@@ -17,19 +17,23 @@ CLOCK_DRIFT: Final = 0.001
 """Seconds a second by which two monotonic clocks may run apart: NTP slews each by 0.0005."""
 
 
-def seconds(name: str, value: object) -> float:
+def seconds(name: str, value: object, *, or_zero: bool = False) -> float:
     """Return ``value`` as seconds, or say what is wrong with it.
 
+    Args:
+        or_zero: whether 0 will do.
+
     Raises:
-        ConfigurationError: it is not a finite positive int or float.
+        ConfigurationError: it is not a finite int or float above 0 (or from 0 up).
     """
     if isinstance(value, timedelta):
         hint = f"write {name}=delta.total_seconds()"
         raise ConfigurationError(f"{name} is a number of seconds, not a timedelta: {hint}")
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ConfigurationError(f"{name} is a number of seconds, not {value!r}")
-    if not math.isfinite(value) or value <= 0:
-        raise ConfigurationError(f"{name} is a finite number of seconds above 0, not {value!r}")
+    if not math.isfinite(value) or value < 0 or (value == 0 and not or_zero):
+        bound = "from 0 up" if or_zero else "above 0"
+        raise ConfigurationError(f"{name} is a finite number of seconds {bound}, not {value!r}")
     return float(value)
 
 
@@ -65,7 +69,6 @@ class LeasePolicy:
         ttl: seconds that a lease outlives its holder, from 0.2 to 3600.
         poll: mean seconds between two looks of a campaign.
         jitter: share by which a pause varies either way.
-        restart_backoff: seconds between two runs of a Singleton's loop.
 
     Raises:
         ConfigurationError: a timing cannot work; the message names it and the bound.
@@ -74,7 +77,6 @@ class LeasePolicy:
     ttl: float = field(default=30.0, validator=_ttl)
     poll: float = field(default=2.0, validator=_seconds)
     jitter: float = field(default=0.25, validator=_jitter)
-    restart_backoff: float = field(default=5.0, validator=_seconds)
 
     @property
     def heartbeat(self) -> float:

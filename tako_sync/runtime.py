@@ -28,7 +28,7 @@ from tako_sync.events import Event
 from tako_sync.lease import Lease
 from tako_sync.line import Line
 from tako_sync.policy import LeasePolicy
-from tako_sync.record import Identity
+from tako_sync.record import Holder, Identity
 from tako_sync.rules import Free, Terms
 
 DEFAULT_APP: Final = "app"
@@ -61,6 +61,7 @@ class Known:
     Attributes:
         line: the local campaigns; only the first polls.
         lease: the hold that this process has, while it has one.
+        holder: whom the first of the line waits for, to be named by those behind it.
         free: what the last clean release left, to be acquired without a look.
         seen: the version last seen, and when the answer came that first showed it.
         streak: when this process began to hold the name back to back; ``ended``: when its
@@ -69,6 +70,7 @@ class Known:
 
     line: Line = field(factory=Line)
     lease: Lease | None = None
+    holder: Holder | None = None
     free: Free | None = None
     seen: tuple[Version | Absent | None, float] = (None, 0.0)
     streak: float | None = None
@@ -213,7 +215,8 @@ def configure(
     Args:
         app: the application, part of every lease's name. Default ``app``.
         env: the environment, likewise. Default ``dev``.
-        backend: ``memory:``, ``sqlite:///path``, ``gs://bucket``, or a ``LeaseBackend``.
+        backend: ``memory:``, ``sqlite:///path``, a URL of a registered scheme, or a
+            ``LeaseBackend``.
             Default a SQLite file in the user's state directory, which excludes all processes
             of this user on this machine.
         policy, clock, note, listeners: as for :class:`Runtime`.
@@ -298,9 +301,8 @@ def _default_url(environ: Mapping[str, str]) -> str:
         if environ.get(variable):
             raise ConfigurationError(
                 f"no backend is configured, and this is {platform} ({variable} is set): a file "
-                "on one machine would exclude nobody on the others. Set the environment variable "
-                "TAKO_BACKEND=gs://<bucket> or call "
-                'tako_sync.configure(backend="gs://<bucket>")'
+                "on one machine would exclude nobody on the others. Name a storage that all of "
+                "them share: set TAKO_BACKEND=<url>, or call tako_sync.configure(backend=<url>)"
             )
     base = environ.get("XDG_STATE_HOME") or (
         environ.get("LOCALAPPDATA") if os.name == "nt" else None

@@ -149,6 +149,15 @@ class Tenure:
                 lambda: self._give_back("abandoned"), f"tako-release-{self.lease.name}"
             )
 
+    def desert(self) -> None:
+        """End the hold as a process that dies: no renewal any more, and no release."""
+        self._heartbeat.stop()
+        self._releasing = True
+        self.lease.conclude()
+        if self._known.lease is self.lease:
+            self._known.lease = None
+        self.lease.freed.set()
+
     def _give_back(self, outcome: str) -> None:
         if self.lease.forked:
             return  # the lease is the parent's, as is every thread that serves it
@@ -238,5 +247,13 @@ def _warn_of_event_loop() -> None:
         "tako_sync blocks the thread that calls it, and an event loop is running in this one; "
         "write: await asyncio.to_thread(relock.do, body)",
         EventLoopWarning,
-        stacklevel=5,
+        stacklevel=_callers_level(),
     )
+
+
+def _callers_level() -> int:
+    """Return the ``stacklevel`` that makes a warning of who calls this point at the user's line."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("tako_sync."):
+        level, frame = level + 1, frame.f_back
+    return level

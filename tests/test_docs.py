@@ -78,6 +78,24 @@ def test_the_snippets_of_a_page_run(page: Path, tmp_path: Path) -> None:
     assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr}"
 
 
+@pytest.mark.parametrize(
+    "page", [*PAGES, *ROOT.glob("[CS]*.md")], ids=lambda page: page.relative_to(ROOT).as_posix()
+)
+def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
+    """Those to other files of the repository."""
+    links = re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
+    inside = [link for link in links if "://" not in link]
+    assert not [link for link in inside if not (page.parent / link).exists()]
+
+
+def test_every_page_can_be_reached_from_the_index() -> None:
+    """A page that nobody links to is read by nobody."""
+    index = ROOT / "docs" / "index.md"
+    links = re.findall(r"\]\(([^)#\s]+)", index.read_text(encoding="utf-8"))
+    linked = {(index.parent / link).resolve() for link in links}
+    assert not set((ROOT / "docs").rglob("*.md")) - linked - {index}
+
+
 def test_a_snippet_marked_as_a_fragment_is_left_out() -> None:
     """The comment counts for the fence right after it, and for no other."""
     page = textwrap.dedent(

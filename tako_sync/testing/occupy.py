@@ -28,6 +28,12 @@ class Occupation:
         if tenure is not None:
             tenure.conclude("returned")
 
+    def crash(self) -> None:
+        """End as a process that dies: the lease stays held until it has aged a ttl."""
+        tenure, self._tenure = self._tenure, None
+        if tenure is not None:
+            tenure.desert()
+
     def __enter__(self) -> Occupation:
         return self
 

@@ -17,7 +17,13 @@ from kit import Host, Running, World
 
 from tako_sync import campaign
 from tako_sync.ctx import Ctx
-from tako_sync.errors import BackendDeniedError, BackendUnavailableError, LeaseLostError, TakoError
+from tako_sync.errors import (
+    BackendDeniedError,
+    BackendUnavailableError,
+    LeaseLostError,
+    LossReason,
+    TakoError,
+)
 from tako_sync.events import Lost, ReleaseUnconfirmed
 from tako_sync.flag import Flag
 from tako_sync.lock import Lock
@@ -209,7 +215,7 @@ class Hosts(RuleBasedStateMachine):
             self.world.host(name, offset=offset, rate=rate, wall_offset=offset, prompt=prompt)
         self.jobs: list[Running[Any]] = []
         self.parents: list[Ctx] = []
-        self.broken_now = False
+        self.broken = self.broken_now = False
 
     def host(self, number: int) -> Host:
         return self.world.hosts[number]
@@ -315,6 +321,7 @@ class Hosts(RuleBasedStateMachine):
             if how == "hand over":
                 lock.request_handover(holder, by="operator")
             else:
+                self.broken = True
                 self.broken_now = self.broken_now or how == "break now"
                 lock.break_(holder, now=how == "break now")
         except TakoError:
@@ -335,9 +342,12 @@ class Hosts(RuleBasedStateMachine):
             self.world.meter.check()
 
     @invariant()
-    def a_loss_is_told_once(self) -> None:
+    def a_loss_is_told_once_and_not_for_nothing(self) -> None:
+        possible = {LossReason.EXPIRED, LossReason.UNREACHABLE, LossReason.TAKEN}
         if hasattr(self, "world"):
             for host in self.world.hosts:
+                reasons = {event.reason for event in host.told(Lost)}
+                assert reasons <= (possible | {LossReason.BROKEN} if self.broken else possible)
                 told = Counter(event.fence for event in host.told(Lost))
                 assert not [fence for fence, times in told.items() if times > 1]
 
@@ -359,7 +369,7 @@ class Hosts(RuleBasedStateMachine):
             thread.join(5)
         assert not [thread.name for thread in left if thread.is_alive()]
         self.nobody_overlaps_and_fences_rise()
-        self.a_loss_is_told_once()
+        self.a_loss_is_told_once_and_not_for_nothing()
         assert self.host(0).lock().holder() is None
         assert self.host(0).lock().try_do(lambda ctx: None).ran
 

@@ -391,6 +391,23 @@ def test_threads_of_a_process_that_held_for_long_rest_together(world: World) -> 
     assert begins == pytest.approx([LONGEST_POLL, LONGEST_POLL + 0.5, LONGEST_POLL + 1.0])
 
 
+@pytest.mark.parametrize(("timeout", "rest"), [(1.0, 0.5), (10.0, LONGEST_POLL)])
+def test_a_caller_with_little_time_rests_for_half_of_it(
+    world: World, timeout: float, rest: float
+) -> None:
+    """Rather than fail on a lease that nobody holds."""
+    host = world.host()
+    work, running = occupied(world, host)
+    world.advance(11.0)
+    work.end()
+    assert running.result() == 42
+    waited = Work(world, 0.0)
+    waiting = world.start(lambda: host.lock().do(waited, timeout=timeout))
+    world.advance(timeout)
+    assert waiting.result() == 42
+    assert waited.began[0] - work.ended[0] == pytest.approx(rest, abs=0.01)
+
+
 def test_try_do_does_not_rest(world: World) -> None:
     """Busy when nobody holds the lease would be a lie, and it never waits."""
     host = world.host()

@@ -155,7 +155,7 @@ def test_configure_knows_no_other_arguments() -> None:
 # --- Timings -----------------------------------------------------------------------------------
 
 NOT_NUMBERS: list[Any] = [True, False, "30", b"30", None, [30], 30j]
-TIMINGS = ["ttl", "poll", "restart_backoff"]
+TIMINGS = ["ttl", "poll"]
 
 
 @pytest.mark.parametrize("timing", TIMINGS)
