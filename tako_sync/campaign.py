@@ -191,7 +191,7 @@ class Campaign:
     def _attempt(self) -> Grant | Held:
         """Look and write until granted or seen held; raises where the storage fails."""
         finding: Finding = self._to_retry() or self._left_by_us() or self._look()
-        lost_races = 0
+        lost_races, moved = 0, False
         while True:
             if isinstance(finding, Grant):
                 if self._wanted(finding):
@@ -202,8 +202,12 @@ class Campaign:
             if isinstance(finding, Held):
                 return finding
             if lost_races >= _RACES:
-                if (content := finding.content) is None:
-                    raise BackendUnavailableError("writes are refused, and there is no record")
+                content = finding.content
+                ours = isinstance(content, record.Record) and content.owner == self._claim.owner
+                if content is None or ours or not moved:
+                    raise BackendUnavailableError(
+                        "writes are refused, though nobody has changed it"
+                    )
                 # Free again, but not for long: whoever had it last stands for those who want it.
                 return Held(0.0, content, str(finding.version))
             if isinstance(finding, OwnBroken):
@@ -216,8 +220,9 @@ class Campaign:
                 except VersionConflictError:
                     # It proves nothing: an earlier attempt of ours may have been applied.
                     lost_races += 1
-                    self._retry = None
+                    self._retry, refused = None, finding.version
                     finding = self._look()
+                    moved = finding.version != refused
 
     def _to_retry(self) -> Free | None:
         return self._retry

@@ -257,7 +257,7 @@ class Ctx:
         """Return a ctx that is cancelled with this one, or alone, or after ``timeout`` seconds."""
         deadline = math.inf
         if timeout is not None:
-            deadline = self._clock.monotonic() + checked_seconds("timeout", timeout)
+            deadline = self._clock.monotonic() + checked_seconds("timeout", timeout, or_zero=True)
         return Ctx(self._clock, parent=self, deadline=deadline)
 
     # --- Carrying

@@ -7,10 +7,14 @@ ever, and a connection is shared with the parent. One hook serves all of tako_sy
 
 from __future__ import annotations
 
+import itertools
 import logging
+import operator
 import os
 import threading
 import weakref
+from collections import deque
+from collections.abc import Iterable
 from typing import Protocol
 
 
@@ -20,11 +24,9 @@ class Resettable(Protocol):
 
 
 class Standing(Resettable, Protocol):
-    def before_fork(self) -> None:
-        """Wait until no thread is where a fork must not happen, and let none in."""
-
-    def after_fork_in_parent(self) -> None:
-        """Let them in again."""
+    def locks_for_fork(self) -> Iterable[threading.Lock]:
+        """Return the locks that a fork is to wait for and to hold. The child replaces them."""
+        ...
 
 
 _generation = 0
@@ -46,28 +48,40 @@ def reset_in_child(thing: Resettable) -> None:
 
 
 def stand_still_for(thing: Standing) -> None:
-    """Have ``thing`` stand still around every fork, and reset in the child, while it lives."""
+    """Have forks hold the locks of ``thing``, and reset it in the child, while it lives."""
     _standing.append(weakref.ref(thing, _standing.remove))
     reset_in_child(thing)
 
 
+# Each hook is registered twice. A signal that arrives during the system call strikes right after
+# it: Ctrl-C in the midst of a fork comes in these hooks, and Python swallows what they raise. So
+# what the first has left undone, the second does; and a lock is taken and noted, or struck off
+# and given back, within one call of C code, where nothing strikes.
+
+_acquire = operator.methodcaller("acquire")
+_release = operator.methodcaller("release")
+
+
 def _before() -> None:
-    stood = _forking.stood = []  # this thread's: another may be forking as well
-    for reference in list(_standing):
-        thing = reference()
-        if thing is not None:
-            thing.before_fork()
-            stood.append(thing)
+    _forking.expects_child = True
+    held = _forking.held = getattr(_forking, "held", None) or [None]  # this thread's own
+    things = [thing for reference in list(_standing) if (thing := reference()) is not None]
+    locks = [lock for thing in things for lock in thing.locks_for_fork() if lock not in held]
+    held.extend(itertools.compress(locks, map(_acquire, locks)))
 
 
 def _in_parent() -> None:
-    for thing in _forking.stood:
-        thing.after_fork_in_parent()
+    held = getattr(_forking, "held", None)
+    if held:
+        deque(map(_release, iter(held.pop, None)), maxlen=0)  # to the None at the bottom
 
 
 def _in_child() -> None:
     global _generation
+    if not getattr(_forking, "expects_child", True):
+        return
     _generation += 1
+    _forking.held = None  # who has them replaces them
     for reference in list(_resettable):
         thing = reference()
         if thing is not None:
@@ -75,7 +89,9 @@ def _in_child() -> None:
                 thing.after_fork_in_child()
             except Exception:  # the others still need theirs
                 logging.getLogger("tako_sync").exception("after a fork: %r", thing)
+    _forking.expects_child = False
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)
+    for _ in range(2):
+        os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)

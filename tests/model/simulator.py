@@ -396,7 +396,7 @@ class Campaign:
                 raise BackendUnavailableError("others were faster, again and again")
             if isinstance(finding, OwnBroken):
                 lost_races += 1
-                yield from self._give_back(finding.record, finding.version)
+                yield from self._give_back(finding.content, finding.version)
                 finding = yield from self._look()
             else:
                 try:

@@ -23,6 +23,7 @@ from tako_sync.errors import (
     LeaseLostError,
     LossReason,
     TakoError,
+    VersionConflictError,
 )
 from tako_sync.events import Lost, ReleaseUnconfirmed
 from tako_sync.flag import Flag
@@ -132,6 +133,17 @@ def test_a_record_of_ones_own_that_was_broken_and_cannot_be_overwritten_is_no_ho
     host.storage.heal()
     world.advance(30)
     assert host.lock().try_do(lambda ctx: None).ran
+
+
+def test_conflicts_over_a_record_that_nobody_has_changed_are_unresolved_and_not_busy() -> None:
+    world = World()
+    host = world.host()
+    host.lock().do(lambda ctx: None)
+    host.storage.always("write", fail(VersionConflictError))
+    attempt = world.start(lambda: host.lock().try_do(lambda ctx: None))
+    world.advance(15)
+    with pytest.raises(BackendUnavailableError):
+        attempt.result()
 
 
 def test_a_look_refused_while_releasing_in_doubt_does_not_cost_the_result() -> None:

@@ -11,6 +11,7 @@ import signal
 import sqlite3
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -189,7 +190,9 @@ def test_a_child_forked_inside_a_body_holds_nothing_and_its_parent_keeps_all(
     own = by(child["pid"], reports)
     tried = by(child["pid"], reports, "child tried")
     assert [request["op"] for request in own] == ["read"] * len(tried)
-    assert [attempt["ran"] for attempt in tried] == ([False] if ending in ("returns", "raises") else [])
+    assert [attempt["ran"] for attempt in tried] == (
+        [False] if ending in ("returns", "raises") else []
+    )
 
     # Meanwhile the parent's hold went on as if nothing had been.
     parent = by(worker.pid, reports, "parent")[0]
@@ -238,7 +241,9 @@ def test_a_child_neither_gives_back_nor_renews_the_blocks_of_all_its_parents_thr
     (child,) = worker.all("child ended")
     assert child["status"] == 0
     assert by(child["child"], worker.reports) == []
-    assert [one["cancelled"] for one in worker.all("parent") + worker.all("elsewhere")] == [False] * 2
+    assert [one["cancelled"] for one in worker.all("parent") + worker.all("elsewhere")] == [
+        False
+    ] * 2
 
 
 # --- Locks that a thread of the parent holds at the fork -----------------------------------
@@ -470,6 +475,7 @@ def fork_right_after_a_hold(post: Post, path: str) -> None:
         spare = clock._alarms._spare
         pid = os.fork()
         if pid == 0:
+
             def body(ctx: Ctx) -> bool:
                 deadline = clock.monotonic() + ctx.remaining()
                 return ctx.wait(CHILD_TTL) or clock.monotonic() < deadline
@@ -503,9 +509,10 @@ def name_the_owners(post: Post, path: str) -> None:
         pid = os.fork()
         if pid == 0:
             random.seed(7)
-            post.report("owner", owner=Lock(f"own-{number}").bound_to(runtime).do(
-                lambda ctx: ctx.lease.owner
-            ))
+            post.report(
+                "owner",
+                owner=Lock(f"own-{number}").bound_to(runtime).do(lambda ctx: ctx.lease.owner),
+            )
             post.report("write", drawn=random.random())
             os._exit(0)
         ended(pid)

@@ -244,7 +244,7 @@ def test_a_timeout_that_is_no_span_of_time_is_refused_before_the_storage_is_aske
     method: str, timeout: float
 ) -> None:
     text = refusal(lambda: TIMED[method](timeout))
-    assert text == f"timeout is a finite number of seconds above 0, not {timeout!r}"
+    assert text == f"timeout is a finite number of seconds from 0 up, not {timeout!r}"
 
 
 @pytest.mark.usefixtures("runtime")
@@ -439,8 +439,8 @@ def test_the_default_is_refused_where_it_would_exclude_nobody(
     monkeypatch.setenv(variable, "something")
     expected = (
         f"no backend is configured, and this is {PLATFORMS[variable]} ({variable} is set): a file "
-        "on one machine would exclude nobody on the others. Set the environment variable "
-        'TAKO_BACKEND=gs://<bucket> or call tako_sync.configure(backend="gs://<bucket>")'
+        "on one machine would exclude nobody on the others. Name a storage that all of them "
+        "share: set TAKO_BACKEND=<url>, or call tako_sync.configure(backend=<url>)"
     )
     lock = Lock("reindex")  # at first use, not when it is declared
     assert refusal(lambda: lock.try_do(lambda ctx: None)) == expected

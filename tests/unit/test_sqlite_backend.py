@@ -32,7 +32,6 @@ from tako_sync.errors import (
     VersionConflictError,
 )
 
-known = pytest.mark.xfail(reason="known, and to be mended in tako_sync.backends.sqlite")
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 STUCK = 10
 """Seconds after which a child ends itself."""
@@ -425,7 +424,6 @@ def test_an_older_copy_written_over_the_file_is_read_at_once(path: Path, tmp_pat
         store.write("a", b"renewed", expect=mine, timeout=20)
 
 
-@known
 def test_after_a_copy_from_before_the_boot_all_processes_agree_on_the_time(
     path: Path, tmp_path: Path
 ) -> None:
@@ -464,7 +462,6 @@ def test_a_write_into_a_file_that_was_replaced_meanwhile_is_not_acknowledged(
     assert store.read("a", timeout=20).body == b"x"
 
 
-@known
 def test_a_file_that_another_program_switched_to_wal_is_switched_back(path: Path) -> None:
     create(SqliteLease(path))
     assert rows(path, "PRAGMA journal_mode = WAL") == [("wal",)]
@@ -622,9 +619,9 @@ def test_a_file_of_a_later_version_is_denied_and_untouched(path: Path) -> None:
     [
         (errno.EACCES, BackendDeniedError),
         (errno.EROFS, BackendDeniedError),
-        pytest.param(errno.ENOSPC, BackendUnavailableError, marks=known),
-        pytest.param(errno.EMFILE, BackendUnavailableError, marks=known),
-        pytest.param(errno.EIO, BackendUnavailableError, marks=known),
+        (errno.ENOSPC, BackendUnavailableError),
+        (errno.EMFILE, BackendUnavailableError),
+        (errno.EIO, BackendUnavailableError),
     ],
     ids=["forbidden", "read-only", "full", "descriptors", "hardware"],
 )

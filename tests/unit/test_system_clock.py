@@ -145,7 +145,7 @@ def test_the_source_goes_on_in_suspension_where_the_system_has_such_a_one(
     expected: int | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module.sys, "platform", platform)
+    monkeypatch.setattr("tako_sync.clock.sys.platform", platform)
     monkeypatch.setattr(time, "CLOCK_MONOTONIC", 1, raising=False)
     if boottime is None:
         monkeypatch.delattr(time, "CLOCK_BOOTTIME", raising=False)

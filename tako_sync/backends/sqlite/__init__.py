@@ -15,6 +15,7 @@ from tako_sync.errors import VersionConflictError
 __all__ = ["SqliteLease"]
 
 _READ: Final = "SELECT substr(body, 1, ?), version, clock, at FROM lease WHERE key = ?"
+_ANCHOR: Final = "SELECT anchor FROM clock WHERE id = ?"
 _SEEN: Final = "SELECT at FROM seen WHERE key = ? AND version = ? AND clock = ?"
 
 
@@ -83,7 +84,6 @@ class SqliteLease(LeaseBackend):
 
     def write(self, key: str, body: bytes, *, expect: Version | Absent, timeout: float) -> Version:
         with self._file.session(timeout) as session:
-            self._now(session)  # learns the anchor, in a transaction of its own
             with session.writing():
                 row = session.one("SELECT version FROM lease WHERE key = ?", (key,))
                 current: Version | Absent = row[0] if row is not None else ABSENT
@@ -128,19 +128,13 @@ class SqliteLease(LeaseBackend):
         identity = self._clock.identity()
         if identity is None:
             return None
-        if session.anchor is None:
-            session.anchor = self._anchor(session, identity)
-        return session.anchor + self._clock.since_boot()
-
-    def _anchor(self, session: Session, identity: str) -> float:
-        query = "SELECT anchor FROM clock WHERE id = ?"
-        row = session.one(query, (identity,))
+        row = session.one(_ANCHOR, (identity,))  # each time: the file may be another by now
         if row is None:
             with session.writing():
                 (latest,) = session.one("SELECT coalesce(max(at), 0) FROM lease") or (0.0,)
                 now = max(float(latest), self._clock.wall())
                 values = (identity, now - self._clock.since_boot())
                 session.run("INSERT OR IGNORE INTO clock VALUES (?, ?)", values)
-                row = session.one(query, (identity,))
+                row = session.one(_ANCHOR, (identity,))
         assert row is not None
-        return float(row[0])
+        return float(row[0]) + self._clock.since_boot()

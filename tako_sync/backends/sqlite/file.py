@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import sqlite3
@@ -44,6 +45,9 @@ _PERMANENT: Final = {
     "unable to open": "cannot be opened by this user",
 }
 """What SQLite says, and what it means for whoever has to mend it."""
+
+_PASSING: Final = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EIO, errno.EINTR}
+"""Errors of the system that may pass; others need somebody to change something."""
 
 Inode = tuple[int, int]
 
@@ -96,11 +100,8 @@ class LeaseFile:
         with self._lock:
             self._close()
 
-    def before_fork(self) -> None:
-        self._lock.acquire()
-
-    def after_fork_in_parent(self) -> None:
-        self._lock.release()
+    def locks_for_fork(self) -> Iterator[threading.Lock]:
+        yield self._lock
 
     def after_fork_in_child(self) -> None:
         # The parent's connection is neither used nor closed here, not even by the collector.
@@ -141,7 +142,7 @@ class LeaseFile:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise self.denied(f"cannot be reached: {error.strerror}") from error
+            raise self._fault("reached", error) from error
         return found.st_dev, found.st_ino
 
     def denied(self, what: str) -> BackendDeniedError:
@@ -157,7 +158,7 @@ class LeaseFile:
             if not self.path.is_file():
                 raise self.denied("is not a file, or its folder is not a folder") from None
         except OSError as error:
-            raise self.denied(f"cannot be made: {error.strerror}") from error
+            raise self._fault("made", error) from error
 
     def _make_ours(self, session: Session) -> None:
         # DELETE, the default journal: one file, nothing beside it between transactions, so that
@@ -166,12 +167,14 @@ class LeaseFile:
         # undo an acknowledged write.
         session.run("PRAGMA synchronous = EXTRA")
         with session.transaction("DEFERRED"):  # looks at one state of the file, changes nothing
-            if self._is_ours(session):
-                return
-        with session.writing():
-            if not self._is_ours(session):
-                for statement in _CREATE.split(";"):
-                    session.run(statement)
+            ours = self._is_ours(session)
+        if not ours:
+            with session.writing():
+                if not self._is_ours(session):
+                    for statement in _CREATE.split(";"):
+                        session.run(statement)
+        if session.one("PRAGMA journal_mode") != ("delete",):  # another program's doing
+            session.run("PRAGMA journal_mode = DELETE")
 
     def _is_ours(self, session: Session) -> bool:
         """Say whether the file has our tables; False if it is empty.
@@ -188,6 +191,10 @@ class LeaseFile:
         if application or schema or session.one("SELECT 1 FROM sqlite_master"):
             raise self.denied("is another program's database: name a file of its own")
         return False
+
+    def _fault(self, verb: str, error: OSError) -> BackendError:
+        text = f"the lease file {self.path} cannot be {verb}: {error.strerror}"
+        return (BackendUnavailableError if error.errno in _PASSING else BackendDeniedError)(text)
 
     def _locked(self, timeout: float) -> BackendUnavailableError:
         return BackendUnavailableError(
@@ -211,12 +218,10 @@ class Session:
 
     Attributes:
         inode: the file that it is of.
-        anchor: for the storage's clock: see ``SqliteLease``.
     """
 
     def __init__(self, file: LeaseFile, raw: sqlite3.Connection, inode: Inode) -> None:
         self.inode = inode
-        self.anchor: float | None = None
         self._file = file
         self._raw = raw
         self._until = 0.0
@@ -244,7 +249,10 @@ class Session:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """A transaction that takes the file's write lock at its beginning."""
+        """A transaction that takes the file's write lock at its beginning; or part of one."""
+        if self._raw.in_transaction:
+            yield
+            return
         # Not later: two readers that both want to write would wait for each other.
         with self.transaction("IMMEDIATE"):
             yield
