@@ -43,12 +43,13 @@ class LeaseBackend(abc.ABC):
     * ``write`` is atomic: of any number of writes with the same ``expect``, one at most is
       applied. A version is never used twice for a key, not even after a deletion.
     * It never retries, never waits beyond ``timeout``, never interprets the bytes.
-    * All methods may be called from any thread, and in a forked child (open connections
-      afresh there).
-    * Faults are raised as one of four kinds: :class:`~tako_sync.errors.VersionConflictError`
-      (not applied), :class:`~tako_sync.errors.BackendUnavailableError` (transient; a write may
-      have been applied, or may be applied later),
-      :class:`~tako_sync.errors.BackendDeniedError` (permanent). Anything else is a bug.
+    * All methods may be called from any thread, and in a forked child, also where another
+      thread was inside a call at the fork (open connections afresh there).
+    * Faults are raised as one of three kinds: :class:`~tako_sync.errors.VersionConflictError`
+      (not applied; also for an ``expect`` that it never handed out),
+      :class:`~tako_sync.errors.BackendUnavailableError` (transient; a write may have been
+      applied, or may be applied later), :class:`~tako_sync.errors.BackendDeniedError`
+      (permanent). Anything else is a bug.
     """
 
     clock_skew: float = 0.0
@@ -62,8 +63,11 @@ class LeaseBackend(abc.ABC):
     def read(self, key: str, *, timeout: float) -> Snapshot:
         """Return what is stored under ``key``; a snapshot with ``ABSENT`` if nothing is.
 
+        Without a record the body is empty and ``written`` None. ``written.latest`` is not after
+        ``now.latest``; ``written.earliest`` may be minus infinity.
+
         Args:
-            key: a name of at most 400 characters from ``[a-z0-9._-]``.
+            key: a name of at most 400 characters from ``[a-z0-9._-]``, never one of dots alone.
             timeout: seconds within which to answer or raise ``BackendUnavailableError``.
         """
 
@@ -80,14 +84,17 @@ class LeaseBackend(abc.ABC):
 
     @abc.abstractmethod
     def list(self, prefix: str, *, timeout: float) -> Iterable[str]:
-        """Return the keys that begin with ``prefix``, in no particular order."""
+        """Return the keys that begin with ``prefix``, in no particular order.
+
+        A lazy answer is exhausted within ``timeout``, and may raise while it is.
+        """
 
     @abc.abstractmethod
     def describe(self) -> str:
         """Return where the records are, for people: ``memory:``, ``sqlite:///…``, ``gs://…``."""
 
     def close(self) -> None:  # noqa: B027 - most backends have nothing to close
-        """Free what is open. The backend may be used again afterwards."""
+        """Free what is open. May be called again, and the backend used again, afterwards."""
 
 
 class Task(Protocol):

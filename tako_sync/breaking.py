@@ -17,7 +17,7 @@ from tako_sync.errors import (
     VersionConflictError,
 )
 from tako_sync.look import look
-from tako_sync.record import Holder, Identity, Record, State
+from tako_sync.record import Holder, Identity, Record, State, printable
 from tako_sync.rules import Held, Sighting
 from tako_sync.runtime import Runtime, nonce
 from tako_sync.snapshot import Version
@@ -77,7 +77,8 @@ def request_handover(
     assert isinstance(content, Record)
     if content.handover:
         raise UsageError(
-            f'the holder of lease "{identity.name}" was asked already, by {content.handover}'
+            f'the holder of lease "{identity.name}" was asked already, '
+            f"by {printable(content.handover)}"
         )
     asked = content.but(handover=by or runtime.owner())
     _replace(runtime, identity, asked, version, lambda found: found.handover == asked.handover)

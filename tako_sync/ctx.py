@@ -30,6 +30,7 @@ from tako_sync.errors import (
 from tako_sync.flag import Flag
 from tako_sync.lease import Lease
 from tako_sync.policy import seconds as checked_seconds
+from tako_sync.record import printable
 
 T = TypeVar("T")
 
@@ -294,7 +295,9 @@ class Ctx:
     def _find_cause(self) -> BaseException | None:
         lease = self._own_lease
         if lease is not None and (lease.end is not None or lease.handover.is_set()):
-            return lease.end or HandoverRequestedError(f"{lease.asked_by} asks for a hand-over")
+            return lease.end or HandoverRequestedError(
+                f"{printable(lease.asked_by)} asks for a hand-over"
+            )
         if self._parent is not None and self._parent.cause is not None:
             return self._parent.cause
         if self._clock.monotonic() >= self._deadline:

@@ -13,7 +13,7 @@ from typing import ClassVar
 from attrs import frozen
 
 from tako_sync.errors import LossReason
-from tako_sync.record import Holder
+from tako_sync.record import Holder, printable
 
 
 @frozen
@@ -145,7 +145,9 @@ class HandoverRequested(Event):
 
     @property
     def message(self) -> str:
-        return f'lease "{self.lease}": {self.by} asks for a hand-over (fence {self.fence})'
+        return (
+            f'lease "{self.lease}": {printable(self.by)} asks for a hand-over (fence {self.fence})'
+        )
 
 
 @frozen

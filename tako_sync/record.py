@@ -47,7 +47,7 @@ class Identity:
         return f"run-{self.app}-{self.env}-{self.name}"
 
     def __str__(self) -> str:
-        return f"{self.app}/{self.env}/{self.name}"
+        return printable(f"{self.app}/{self.env}/{self.name}")
 
 
 @frozen
@@ -146,6 +146,9 @@ class Unreadable:
     ttl: float = FOREIGN_TTL
     margin: float = FOREIGN_MARGIN
 
+
+_LINE: Final = 500
+"""Characters. Anybody may have written what stands in the storage."""
 
 Content = Record | Foreign | Unreadable | None
 
@@ -291,8 +294,8 @@ class Holder:
         facts += [f"fence {self.fence}"] if self.fence is not None else []
         facts += [f"at most {self.left:.0f} s left"]
         facts += [self.state] if self.state != "held" else []
-        facts += [self.note] if self.note else []
-        return f"{self.owner} ({', '.join(facts)})"
+        facts += [printable(self.note)] if self.note else []
+        return f"{printable(self.owner)} ({', '.join(facts)})"
 
 
 def holder(content: Record | Foreign | Unreadable, version: Version, left: float) -> Holder:
@@ -311,6 +314,14 @@ def holder(content: Record | Foreign | Unreadable, version: Version, left: float
         content.note,
         content.handover,
     )
+
+
+def printable(text: str) -> str:
+    """Return ``text`` from a record as one line that is not too long, for logs and messages."""
+    cut = text if len(text) <= _LINE else f"{text[:_LINE]}…"
+    if cut.isprintable():
+        return cut
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in cut)
 
 
 def stamp(at: datetime, after: float = 0.0) -> str:

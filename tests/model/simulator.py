@@ -349,24 +349,29 @@ class Campaign:
             yield from self._sleep(pause.seconds)
 
     def until_held(self) -> Steps:
+        releasing: Lease | None = None
         while True:
             self._go_on()
-            local = self._local()
-            if local is not None:
+            local = self._not_yet_freed()
+            if local is not None and local.end is None:
                 yield from self._sleep(local.remaining(), local)
+                continue
+            if local is not None and local is not releasing:
+                releasing = local
+                yield from self._sleep(POLICY.poll, local)
                 continue
             try:
                 found = yield from self._attempt()
             except BackendUnavailableError:
                 self._go_on()
-                yield from self._sleep(self._backoff.failed().seconds)
+                yield from self._sleep(self._backoff.failed().seconds, local)
                 continue
             self._backoff.reset()
             if isinstance(found, Grant):
                 return self._end_with(found)
             pause = POLICY.jittered(POLICY.poll, self.clock.random())
             spread = POLICY.poll * POLICY.jitter * self.clock.random()
-            yield from self._sleep(min(pause, found.left + spread), self._local())
+            yield from self._sleep(min(pause, found.left + spread), local or self._not_yet_freed())
 
     def settle(self) -> None:
         if not self._outcome:
@@ -382,7 +387,7 @@ class Campaign:
 
     def _attempt(self) -> Steps:
         finding: Finding = self._retry or self._left_by_us() or (yield from self._look())
-        lost_races = 0
+        lost_races, moved = 0, False
         while True:
             if isinstance(finding, Grant):
                 if not self._job.cancelled and self.clock.monotonic() < finding.deadline:
@@ -393,7 +398,11 @@ class Campaign:
             if isinstance(finding, Held):
                 return finding
             if lost_races >= _RACES:
-                raise BackendUnavailableError("others were faster, again and again")
+                content = finding.content
+                ours = isinstance(content, Record) and content.owner == self.claim.owner
+                if content is None or ours or not moved:
+                    raise BackendUnavailableError("writes are refused, though nobody changed it")
+                return Held(0.0, content, str(finding.version))
             if isinstance(finding, OwnBroken):
                 lost_races += 1
                 yield from self._give_back(finding.content, finding.version)
@@ -403,8 +412,9 @@ class Campaign:
                     finding = yield from self._write(finding)
                 except VersionConflictError:
                     lost_races += 1
-                    self._retry = None
+                    self._retry, refused = None, finding.version
                     finding = yield from self._look()
+                    moved = finding.version != refused
 
     def _left_by_us(self) -> Free | None:
         known = self.process.known
@@ -443,9 +453,9 @@ class Campaign:
         except (BackendUnavailableError, VersionConflictError):
             pass
 
-    def _local(self) -> Lease | None:
+    def _not_yet_freed(self) -> Lease | None:
         local = self.process.known.lease
-        return local if local is not None and local.end is None else None
+        return local if local is not None and not local.freed.is_set() else None
 
     def _go_on(self) -> None:
         if self._job.cancelled:
@@ -473,7 +483,7 @@ class Hold:
         self._job = job
         self._was_over = False
         self._stopped = False
-        self._beats = Backoff(self.clock, POLICY.ttl / 30, POLICY.ttl / 6)
+        self._beats = Backoff(self.clock, POLICY.ttl / 30, POLICY.ttl / 15)
         self._tries = Backoff(self.clock, POLICY.ttl / 300, POLICY.poll)
 
     def believed(self) -> bool:

@@ -18,11 +18,11 @@ from tako_sync.errors import (
     BackendUnavailableError,
     CampaignTimeoutError,
     ConfigurationError,
-    LeaseBusyError,
     LeaseLostError,
     LossReason,
     NameCollisionError,
     RecordUnreadableError,
+    UsageError,
 )
 from tako_sync.events import Acquired, UnreadableTakenOver
 from tako_sync.flag import Flag
@@ -213,8 +213,8 @@ def test_one_attempt_on_it_raises_through_every_call(world: World) -> None:
         lambda: lock.try_do(lambda ctx: None),
         lambda: lock.do(lambda ctx: None, timeout=0),
         lambda: lock.hold(timeout=0).__enter__(),
-        lambda: lock.guard(busy="skip")(lambda: None)(),
-        lambda: lock.guard(busy="raise")(lambda: None)(),
+        lock.guard(busy="skip")(lambda: None),
+        lock.guard(busy="raise")(lambda: None),
     ]
     for call in calls:
         with pytest.raises(RecordUnreadableError):
@@ -362,7 +362,15 @@ def test_a_state_of_a_later_format_counts_as_held(world: World, state: str) -> N
 
 
 def test_what_is_only_for_people_is_left_out_when_it_is_odd(world: World) -> None:
-    for odd in ({"last": 7}, {"last": {"owner": 3}}, {"note": 5}, {"handover": []}, {"last": []}):
+    oddities: list[dict[str, Any]] = [
+        {"last": 7},
+        {"last": {"owner": 3}},
+        {"last": []},
+        {"note": 5},
+        {"handover": []},
+        {"broken_by": None},
+    ]
+    for odd in oddities:
         put(world, but(**odd))
         assert isinstance(read(world.store.read(KEY, timeout=1)), Record)
     assert world.host().lock().holder() is not None
@@ -467,19 +475,59 @@ def test_holders_of_odd_times_are_described(world: World) -> None:
     put(world, but(acquired="2026-01-01T02:00:00+02:00"))
     holder = world.host().lock().holder()
     assert holder is not None
-    assert holder.since == datetime(2026, 1, 1, tzinfo=timezone(timedelta(hours=2)))
+    assert holder.since == datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
-def test_a_line_of_a_holder_is_one_line_whatever_its_note_and_owner(world: World) -> None:
-    """They come from the storage, where anybody may have written, and go into the log."""
-    put(world, but(owner="a\nERROR all is lost:1:x", note="x\r\n\x1b[31mred"))
-    holder = world.host().lock().holder()
+EVIL = "a\nERROR all is lost\r\x1b[31m\u2028" + "x" * 5000
+
+
+def test_what_a_record_says_makes_one_line_of_the_log_whoever_wrote_it(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Anybody who can write there could else write into the log, and fill it."""
+    caplog.set_level(logging.INFO, "tako_sync")
+    host = world.host()
+    put(world, but(owner=f"{EVIL}:1:x", note=EVIL, handover=EVIL))
+    holder = host.lock().holder()
     assert holder is not None
-    assert str(holder).isprintable()
-    put(world, but(broken_by="a\nb", state="broken", handover="c\x00d"))
-    with pytest.raises(LeaseBusyError) as caught:
-        world.host().lock().break_(version="nonsense")
-    assert str(caught.value).isprintable()
+    assert holder.note == EVIL, "a program gets it as it is"
+    running = world.start(lambda: host.lock().do(lambda ctx: None, timeout=5))
+    texts = [str(holder)]
+    with pytest.raises(UsageError, match="was asked already") as asked:
+        host.lock().request_handover(holder)
+    texts.append(str(asked.value))
+    world.advance(6)
+    texts.append(str(running.error))
+    put(world, but(env=EVIL))
+    with pytest.raises(NameCollisionError) as collided:
+        host.lock().holder()
+    texts += [str(collided.value), *(line.getMessage() for line in caplog.records)]
+    assert len(texts) == 5, "and a line that it waits"
+    for text in texts:
+        assert text.isprintable()
+        assert len(text) < 1200
+    assert "a\\nERROR all is lost\\r\\x1b[31m\\u2028xxx" in texts[0]
+
+
+def test_who_asks_for_a_hand_over_makes_one_line_of_the_log(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, causes = world.host(), list[str]()
+
+    def body(ctx: Ctx) -> None:
+        ctx.wait(600)
+        causes.append(str(ctx.cause))
+
+    running = world.start(lambda: host.lock().do(body))
+    holder = host.lock().holder()
+    assert holder is not None
+    with caplog.at_level(logging.INFO, "tako_sync"):
+        host.lock().request_handover(holder, by="deploy\n7")
+        world.advance(11)
+    running.result()
+    assert causes == ["deploy\\n7 asks for a hand-over"]
+    (line,) = caplog.records
+    assert line.getMessage().startswith('lease "reindex": deploy\\n7 asks for a hand-over')
 
 
 # --- Names -------------------------------------------------------------------------------------
@@ -522,7 +570,7 @@ def test_two_applications_whose_names_join_to_one_key_are_told_apart(world: Worl
         lambda: two.try_do(lambda ctx: pytest.fail("ran")),
         lambda: two.do(lambda ctx: pytest.fail("ran")),
         lambda: two.hold(timeout=5).__enter__(),
-        lambda: two.guard(busy="skip")(lambda: pytest.fail("ran"))(),
+        two.guard(busy="skip")(lambda: pytest.fail("ran")),
         two.holder,
         lambda: two.break_(version="1", now=True),
     ]
@@ -530,12 +578,10 @@ def test_two_applications_whose_names_join_to_one_key_are_told_apart(world: Worl
         for call in calls:
             with pytest.raises(NameCollisionError) as caught:
                 call()
-            assert str(caught.value) == expected
-        assert (caught.value.key, caught.value.wanted, caught.value.found) == (
-            "run-shop-pr-42-x",
-            "shop-pr/42/x",
-            "shop/pr-42/x",
-        )
+            error = caught.value
+            assert str(error) == expected
+            assert (error.key, error.wanted) == ("run-shop-pr-42-x", "shop-pr/42/x")
+            assert error.found == "shop/pr-42/x"
         assert not ctx.cancelled
     for call in calls:  # released, and expired: the name is still the other's
         with pytest.raises(NameCollisionError):

@@ -14,6 +14,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from freezegun import freeze_time
 
+from tako_sync.abc import Task
 from tako_sync.flag import Flag
 from tako_sync.testing import clock as module
 from tako_sync.testing.clock import FakeClock
@@ -458,7 +459,7 @@ def test_the_join_of_a_task_waits_on_the_clock() -> None:
 
 def test_a_task_cannot_join_itself() -> None:
     clock, errors = FakeClock(), []
-    tasks: list[Any] = []
+    tasks: list[Task] = []
 
     def itself() -> None:
         clock.wait(Flag(), 1)

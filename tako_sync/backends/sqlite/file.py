@@ -100,6 +100,9 @@ class LeaseFile:
         with self._lock:
             self._close()
 
+    def __del__(self) -> None:
+        self._close()
+
     def locks_for_fork(self) -> Iterator[threading.Lock]:
         yield self._lock
 
@@ -237,6 +240,7 @@ class Session:
 
     @contextmanager
     def transaction(self, kind: str) -> Iterator[None]:
+        self._set_patience()
         self._raw.execute(f"BEGIN {kind}")
         try:
             yield
