@@ -27,7 +27,7 @@ test: lint unit
 
 unit: dev
 	@echo "== pytest"
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n auto $(ARGS)
 
 lint: dev
 	@echo "== ruff check"

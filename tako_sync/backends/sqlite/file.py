@@ -66,10 +66,11 @@ class LeaseFile:
         ConfigurationError: the path cannot name a file.
     """
 
+    _open: Session | None = None  # also where the path was refused, for the finalizer
+
     def __init__(self, path: object) -> None:
         self.path = _checked(path)
         self._lock = threading.Lock()
-        self._open: Session | None = None
         fork.stand_still_for(self)
 
     @contextmanager
