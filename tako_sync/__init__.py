@@ -7,10 +7,10 @@ The floors, from the ground up; a module imports only from those below it (setup
     policy, events, names           how long, what happened, what it is called
     abc                             what implementers write against
     rules, claim, tenancy           the lease protocol, without waiting
-    flag, clock, fork               waiting, time, processes
+    flag, fork, alarm, clock        waiting, processes, time
     retry, bounded                  trying again, and no longer than allowed
     backends, lease, line, runtime  storage, one hold, the binding of this process
-    ctx, look                       what a body receives; one look at a record
+    ctx, look, checks               what a body receives; one look; what is refused
     campaign, heartbeat, release, breaking
     tenure                          one hold from campaign to release: who comes when
     lock                            what a user writes
