@@ -18,7 +18,7 @@ from tako_sync.errors import (
 )
 from tako_sync.look import look
 from tako_sync.record import Holder, Identity, Record, State, printable
-from tako_sync.rules import Held, Sighting
+from tako_sync.rules import Free, Held, Sighting
 from tako_sync.runtime import Runtime, nonce
 from tako_sync.snapshot import Version
 
@@ -49,8 +49,13 @@ def break_lease(
     """
     sighting = _shown(runtime, identity, version, owner)
     content = sighting.content
-    if content is None or (isinstance(content, Record) and content.state is State.RELEASED):
+    if content is None or isinstance(rules.judge(sighting), Free):
         raise UsageError(f'lease "{identity.name}" is free: there is nothing to break')
+    if isinstance(content, Record) and content.state is State.BROKEN and not now:
+        raise UsageError(
+            f'lease "{identity.name}" is broken already, by {printable(content.broken_by)}: it is '
+            "free when its holder has ended, or has aged; to break it again would put that off"
+        )
     at = runtime.clock.wall()
     broken = rules.broken(content, identity, nonce(), at, by or runtime.owner(), now=now)
     _replace(runtime, identity, broken, version, lambda found: found.write == broken.write)

@@ -16,7 +16,6 @@ from tako_sync.claim import Claim, Draft, Finding, Grant, OwnBroken
 from tako_sync.ctx import Ctx
 from tako_sync.errors import (
     BackendDeniedError,
-    BackendError,
     BackendUnavailableError,
     CampaignTimeoutError,
     RecordUnreadableError,
@@ -29,7 +28,7 @@ from tako_sync.look import look
 from tako_sync.record import Holder, Identity, Unreadable
 from tako_sync.retry import Backoff, Pause, until_settled
 from tako_sync.rules import Free, Held
-from tako_sync.runtime import Known, Runtime, nonce
+from tako_sync.runtime import Known, Runtime, log, nonce
 from tako_sync.snapshot import Version
 
 T = TypeVar("T")
@@ -276,8 +275,8 @@ class Campaign:
                 expect=version,
                 within=self._policy.request_timeout,
             )
-        except BackendError:
-            pass
+        except Exception as error:  # noqa: BLE001 - whatever it is, the campaign's own end counts
+            log.debug("lease %s: not given back: %r", self._identity.name, error)
 
     # --- The end of a campaign, and writes that land after it
 

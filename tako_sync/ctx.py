@@ -54,7 +54,7 @@ def _enter(entered: _Entered) -> Callable[[], None]:
     def leave() -> None:
         try:
             _current.reset(token)
-        except ValueError:  # left in another context than entered: a generator's, say
+        except (ValueError, RuntimeError):  # left in another context than entered, or twice
             # Not over what that context is in: interleaving prevented, another body's thread
             # collects the generator, and that body loses its own ctx.
             if _current.get() is entered:

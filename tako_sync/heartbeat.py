@@ -158,12 +158,13 @@ class Heartbeat:
         return True
 
     def _failed(self, error: BaseException) -> Pause:
-        if not isinstance(error, BackendError):
-            log.error("heartbeat of lease %s: a fault of the backend", self._lease, exc_info=error)
-        elif not self._told:
-            self._told = True
-            self._runtime.tell(Unreachable(self._lease.name, "renewing", error))
         self._lease.trouble = error
+        if not self._told:
+            self._told = True
+            if isinstance(error, BackendError):
+                self._runtime.tell(Unreachable(self._lease.name, "renewing", error))
+            else:
+                log.error("heartbeat of lease %s: a backend's bug", self._lease, exc_info=error)
         return self._backoff.failed(getattr(error, "retry_after", 0.0))
 
     def _look_for_handover(self) -> None:

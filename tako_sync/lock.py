@@ -328,8 +328,8 @@ class Hold:
         assert self._leave is not None
         try:
             loss = tenure.conclude("returned" if error is None else "raised")
-            self._leave()
         finally:
+            self._leave()
             tenure.abandon()
         if error is not None:
             note_loss(error, loss)
@@ -340,3 +340,5 @@ class Hold:
         # Entered and dropped without an exit: nobody is left to end it.
         if self._tenure is not None:
             self._tenure.abandon()
+        if self._leave is not None:
+            self._leave()

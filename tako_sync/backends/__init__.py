@@ -7,6 +7,7 @@ scheme, the object is called with the URL.
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 from tako_sync.abc import LeaseBackend
@@ -41,24 +42,29 @@ def connect(url: str) -> LeaseBackend:
     scheme, colon, rest = url.partition(":")
     if not colon:
         raise ConfigurationError(
-            f"backend {url!r} is no URL: write memory: or sqlite:///absolute/path"
+            f"backend {_shown(url)!r} is no URL: write memory: or sqlite:///absolute/path"
         )
     if scheme == "memory":
         if rest:
-            raise ConfigurationError(f"backend {url!r}: nothing follows memory:")
+            raise ConfigurationError(f"backend {_shown(url)!r}: nothing follows memory:")
         from tako_sync.backends.memory import MemoryLease
 
         return MemoryLease()
     if scheme == "sqlite":
         path = rest.lstrip("/")
         if not rest.startswith("///") or not path:
-            raise ConfigurationError(f"backend {url!r}: write sqlite:///absolute/path")
+            raise ConfigurationError(f"backend {_shown(url)!r}: write sqlite:///absolute/path")
         from tako_sync.backends.sqlite import SqliteLease
 
         # Absolute, always: two processes with different working directories that read one
         # relative path would not exclude each other.
         return SqliteLease(path if os.name == "nt" else f"/{path}")
     return _registered(scheme, url)
+
+
+def _shown(url: str) -> str:
+    """Leave out what stands before the host: often a password."""
+    return re.sub(r"//[^/@]*@", "//…@", url)
 
 
 def _registered(scheme: str, url: str) -> LeaseBackend:
@@ -68,6 +74,6 @@ def _registered(scheme: str, url: str) -> LeaseBackend:
         backend: LeaseBackend = entry.load()(url)
         return backend
     raise ConfigurationError(
-        f"backend {url!r}: nobody knows the scheme {scheme!r}; there are memory: and "
+        f"backend {_shown(url)!r}: nobody knows the scheme {scheme!r}; there are memory: and "
         "sqlite:///absolute/path, and what installed packages register as tako_sync.backends"
     )
