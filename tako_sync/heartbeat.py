@@ -164,7 +164,9 @@ class Heartbeat:
             if isinstance(error, BackendError):
                 self._runtime.tell(Unreachable(self._lease.name, "renewing", error))
             else:
-                log.error("heartbeat of lease %s: a backend's bug", self._lease, exc_info=error)
+                log.error(
+                    "heartbeat of lease %s: a fault of the backend", self._lease, exc_info=error
+                )
         return self._backoff.failed(getattr(error, "retry_after", 0.0))
 
     def _look_for_handover(self) -> None:
