@@ -31,7 +31,7 @@ __all__ = [
     "Version",
 ]
 
-Listener = Callable[[Event], None]
+Listener = Callable[[Event], object]
 """Told of each event of a binding, in the thread where it happens. What it raises is logged."""
 
 

@@ -15,6 +15,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+
 from model.simulator import (
     Fate,
     Message,
@@ -27,7 +28,6 @@ from model.simulator import (
     duel,
     walk,
 )
-
 from tako_sync import rules
 from tako_sync.claim import Claim, Draft, Finding, Grant
 from tako_sync.lease import Lease

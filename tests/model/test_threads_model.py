@@ -13,8 +13,8 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from kit import Host, Running, World
 
+from kit import Host, Running, World
 from tako_sync import campaign
 from tako_sync.ctx import Ctx
 from tako_sync.errors import (

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from processes.kit_processes import PATIENCE, Crew, Post, Report, check_order, clock
+from tako_sync import alarm
 from tako_sync.backends.memory import MemoryLease
 from tako_sync.backends.sqlite import SqliteLease
 from tako_sync.campaign import Campaign
@@ -469,6 +470,7 @@ def test_a_lock_used_before_the_fork_works_in_each_child_with_a_heartbeat_of_its
 
 def fork_right_after_a_hold(post: Post, path: str) -> None:
     """The thread that slept for the parent's hold still sleeps, ready for the next one."""
+    alarm._IDLE = 60.0  # type: ignore[misc]  # it must not end before the fork
     lock = post.lock(path, CHILD_TTL)
     for number in range(2):
         lock.do(lambda ctx: None)
@@ -519,8 +521,7 @@ def name_the_owners(post: Post, path: str) -> None:
     owners: list[str] = []
 
     def hold(mine: Lock) -> None:
-        for _ in range(3):
-            owners.append(mine.do(lambda ctx: ctx.lease.owner))
+        owners.extend(mine.do(lambda ctx: ctx.lease.owner) for _ in range(3))
 
     same = Lock("reindex").bound_to(runtime)
     threads = [threading.Thread(target=hold, args=(one,)) for one in (lock, lock, same, same)]

@@ -8,8 +8,8 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from kit import Host, Running, World
 
+from kit import Host, Running, World
 from tako_sync.ctx import Ctx
 from tako_sync.errors import (
     BackendDeniedError,

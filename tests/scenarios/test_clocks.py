@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from freezegun import freeze_time
-from kit import Host, Running, World
 
+from kit import Host, Running, World
 from tako_sync.abc import Absent, Interval, LeaseBackend, Snapshot, Version
 from tako_sync.backends.memory import MemoryLease
 from tako_sync.ctx import Ctx

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 import pytest
-from kit import Host, World
 
+from kit import Host, World
 from tako_sync.abc import ABSENT, Absent, Interval, LeaseBackend, Snapshot, Version
 from tako_sync.ctx import Ctx
 from tako_sync.errors import BackendUnavailableError, LeaseLostError, LossReason

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit import Host, Running, World
 
+from kit import Host, Running, World
 from tako_sync.abc import Clock, Task
 from tako_sync.backends.sqlite import SqliteLease
 from tako_sync.ctx import Ctx

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from attrs import frozen
-from kit import Host, World
 
+from kit import Host, World
 from tako_sync.abc import ABSENT, Snapshot
 from tako_sync.ctx import Ctx
 from tako_sync.errors import (

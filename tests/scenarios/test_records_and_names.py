@@ -9,8 +9,8 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from kit import World
 
+from kit import World
 from tako_sync import Lock as ExportedLock
 from tako_sync.abc import BODY_LIMIT
 from tako_sync.ctx import Ctx

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from kit import Host, Running, World
 
+from kit import Host, Running, World
 from tako_sync.ctx import Ctx
 from tako_sync.errors import BackendUnavailableError, LeaseBusyError
 from tako_sync.events import Event, Lost, ReleaseUnconfirmed, Renewed, Unreachable, Waiting

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
-from kit import Host, World
 
+from kit import Host, World
 from tako_sync.abc import ABSENT, Absent, LeaseBackend, Snapshot, Version
 from tako_sync.backends.memory import MemoryLease
 from tako_sync.ctx import Ctx

@@ -15,9 +15,9 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from kit import World
 
 import tako_sync as tako
+from kit import World
 from tako_sync.ctx import Ctx, current_ctx
 from tako_sync.errors import (
     BackendUnavailableError,

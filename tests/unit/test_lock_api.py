@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from kit import World
 
 import tako_sync as tako
+from kit import World
 from tako_sync import errors, tenure
 from tako_sync import runtime as binding
 from tako_sync.ctx import Ctx, current_ctx

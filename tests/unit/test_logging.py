@@ -6,8 +6,8 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-from kit import Host, Running, World
 
+from kit import Host, Running, World
 from tako_sync import events
 from tako_sync.abc import ABSENT
 from tako_sync.backends.memory import MemoryLease
@@ -28,8 +28,8 @@ from tako_sync.events import (
     Released,
     ReleaseUnconfirmed,
     Renewed,
-    UnreadableTakenOver,
     Unreachable,
+    UnreadableTakenOver,
     Waiting,
 )
 from tako_sync.flag import Flag
@@ -87,7 +87,8 @@ def test_ten_campaigners_that_wait_ten_minutes_write_a_line_each_and_one_more_wh
     assert len(caplog.records) == 10, "no line a poll"
     finish.set()
     world.advance(10)
-    for one in [holding, *running]:
+    holding.result()
+    for one in running:
         one.result()
     assert beginnings(caplog, 3)[10:] == ['acquired lease "reindex"'] * 10
     assert {record.levelno for record in caplog.records} == {logging.INFO}
@@ -104,7 +105,8 @@ def test_ten_threads_of_one_process_write_no_more(
     assert 1 <= len(caplog.records) <= 10
     finish.set()
     world.advance(10)
-    for one in [holding, *running]:
+    holding.result()
+    for one in running:
         one.result()
     assert len(caplog.records) <= 20
 
@@ -139,8 +141,10 @@ def test_a_store_that_is_down_for_ten_minutes_is_two_lines_a_campaigner(
     assert (
         lines(caplog)
         == [
-            'lease "reindex": the storage fails while campaigning '
-            "(BackendUnavailableError: 503 service unavailable); retrying"
+            (
+                'lease "reindex": the storage fails while campaigning '
+                "(BackendUnavailableError: 503 service unavailable); retrying"
+            )
         ]
         * 10
     )
@@ -194,8 +198,10 @@ def test_an_outage_during_a_hold_is_two_lines(
     assert (
         lines(caplog)
         == [
-            'lease "reindex": the storage fails while renewing '
-            "(BackendUnavailableError: 503 service unavailable); retrying",
+            (
+                'lease "reindex": the storage fails while renewing '
+                "(BackendUnavailableError: 503 service unavailable); retrying"
+            ),
             'lease "reindex": the storage answers again while renewing',
         ]
         * 2
@@ -423,8 +429,10 @@ SAMPLES: dict[type[Event], tuple[Event, int, str]] = {
     ReleaseUnconfirmed: (
         ReleaseUnconfirmed("x", 6, None),
         logging.WARNING,
-        'the release of lease "x" (fence 6) could not be confirmed (no answer); '
-        "it becomes free by its age",
+        (
+            'the release of lease "x" (fence 6) could not be confirmed (no answer); '
+            "it becomes free by its age"
+        ),
     ),
 }
 KINDS = [
