@@ -67,7 +67,7 @@ class Alarms:
 
 
 class _Sleeper:
-    """One thread, and at most one call that it sleeps for."""
+    """One thread, while one is needed, and at most one call that it sleeps for."""
 
     def __init__(self, now: Callable[[], float], spare: list[_Sleeper]) -> None:
         self._now = now
@@ -76,11 +76,13 @@ class _Sleeper:
         self._deep = False
         self._gate = threading.Lock()
         self._gate.acquire()
-        _thread.start_new_thread(self._run, ())
+        self._gone: list[None] = [None]  # who removes this is, or starts, its one thread
 
     def arm(self, call: Call) -> None:
         self._calls.append(call)
         self._wake()
+        if self._gone and self._comes_back():
+            _thread.start_new_thread(self._run, ())
 
     def disarm(self, call: Call) -> bool:
         try:
@@ -98,10 +100,20 @@ class _Sleeper:
             pass
 
     def _run(self) -> None:
-        while self._calls or self._gate.acquire(True, _IDLE) or self._calls or not self._leave():
-            for call in self._calls[:1]:
-                if not self._gate.acquire(True, max(0.0, min(call.due - self._now(), _IDLE))):
-                    self._sleep_deeply(call)
+        while True:
+            while self._calls or self._gate.acquire(True, _IDLE) or self._calls:
+                for call in self._calls[:1]:
+                    if not self._gate.acquire(True, max(0.0, min(call.due - self._now(), _IDLE))):
+                        self._sleep_deeply(call)
+            # Not only if it is among the spare ones: who has chosen it may never come to arm it
+            # (Ctrl-C), and who comes late finds it gone and starts it again.
+            try:
+                self._spare.remove(self)
+            except ValueError:
+                pass
+            self._gone.append(None)
+            if not (self._calls and self._comes_back()):
+                return
 
     def _sleep_deeply(self, call: Call) -> None:
         """Sleep until ``call`` is due, and make it; nobody takes most calls back so late."""
@@ -124,10 +136,9 @@ class _Sleeper:
                 self._spare.append(self)
         self._deep = False
 
-    def _leave(self) -> bool:
-        """Resign; False if somebody has chosen this sleeper just now, and is about to arm it."""
+    def _comes_back(self) -> bool:
         try:
-            self._spare.remove(self)
-        except ValueError:
+            self._gone.pop()
+        except IndexError:
             return False
         return True

@@ -64,7 +64,8 @@ _release = operator.methodcaller("release")
 
 def _before() -> None:
     _forking.expects_child = True
-    held = _forking.held = getattr(_forking, "held", None) or [None]  # this thread's own
+    before: list[threading.Lock | None] = getattr(_forking, "held", None) or [None]
+    held = _forking.held = before  # this thread's own
     things = [thing for reference in list(_standing) if (thing := reference()) is not None]
     locks = [lock for thing in things for lock in thing.locks_for_fork() if lock not in held]
     held.extend(itertools.compress(locks, map(_acquire, locks)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import TracebackType
 
+from tako_sync import names
 from tako_sync.errors import LeaseBusyError
 from tako_sync.record import Holder
 from tako_sync.runtime import Runtime, current
@@ -57,8 +58,10 @@ def occupy(name: str, runtime: Runtime | None = None) -> Occupation:
         runtime: the binding of the code under test; by default that of this process.
 
     Raises:
+        ConfigurationError: nothing can be named so: it would hold what no code campaigns for.
         LeaseBusyError: someone holds it already.
     """
+    names.part("a lease's name", name)
     home = runtime or current()
     other = Runtime(home.backend, app=home.app, env=home.env, policy=home.policy, clock=home.clock)
     found = acquire_at_once(other, other.identity(name), None)

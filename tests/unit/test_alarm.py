@@ -23,30 +23,41 @@ NEVER = 30.0
 class Range:
     """Alarms on the real clock, and how many bare threads they have."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = SystemClock().monotonic
         self.alarms = Alarms(self.now)
-        self._before = _thread._count()
+        self._living: list[int] = []  # append and pop are atomic
+        monkeypatch.setattr(alarm, "_thread", self)
+
+    def start_new_thread(self, run: Callable[[], object], arguments: tuple[()]) -> None:
+        def counted() -> None:
+            try:
+                run()
+            finally:
+                self._living.pop()
+
+        self._living.append(1)
+        _thread.start_new_thread(counted, arguments)
 
     def call_in(self, seconds: float, fire: Callable[[], object]) -> alarm.Call:
         return self.alarms.call_at(self.now() + seconds, fire)
 
     @property
     def threads(self) -> int:
-        return _thread._count() - self._before
+        return len(self._living)
 
-    def wait_for_threads(self, count: int) -> None:
+    def wait_until_all_have_ended(self) -> None:
         until = time.monotonic() + NEVER
-        while self.threads > count:
+        while self.threads:
             assert time.monotonic() < until, f"{self.threads} threads are left"
             time.sleep(0.002)
 
 
 @pytest.fixture
-def alarms() -> Iterator[Range]:
-    here = Range()
+def alarms(monkeypatch: pytest.MonkeyPatch) -> Iterator[Range]:
+    here = Range(monkeypatch)
     yield here
-    here.wait_for_threads(0)
+    here.wait_until_all_have_ended()
 
 
 def wait(event: threading.Event) -> None:
@@ -64,7 +75,7 @@ def test_a_call_is_made_once_and_not_before_it_is_due(alarms: Range, delay: floa
     call = alarms.alarms.call_at(due, lambda: (made.append(alarms.now()), fired.set()))
     wait(fired)
     assert alarms.alarms.take_back(call) is False, "it has been made"
-    alarms.wait_for_threads(0)
+    alarms.wait_until_all_have_ended()
     assert len(made) == 1
     assert made[0] >= due
 
@@ -75,7 +86,7 @@ def test_a_call_that_was_taken_back_is_not_made(alarms: Range, after: float) -> 
     call = alarms.call_in(0.1, lambda: made.append("made"))
     time.sleep(after)
     if alarms.alarms.take_back(call):
-        alarms.wait_for_threads(0)
+        alarms.wait_until_all_have_ended()
         assert made == []
     assert alarms.alarms.take_back(call) is False, "a second time there is nothing to take back"
 
@@ -114,7 +125,7 @@ def test_a_sleeper_that_nobody_needs_ends_by_itself_at_once(alarms: Range) -> No
     for call in calls:
         assert alarms.alarms.take_back(call)
     begun = time.monotonic()
-    alarms.wait_for_threads(0)
+    alarms.wait_until_all_have_ended()
     assert time.monotonic() - begun < 10, "a twentieth of a second, on a machine that has time"
     assert alarms.alarms._spare == []
 
@@ -124,7 +135,7 @@ def test_a_sleeper_that_has_ended_leaves_nothing_behind_and_another_comes(alarms
         fired = Flag()
         alarms.call_in(0, fired.set)
         wait(fired)
-        alarms.wait_for_threads(0)
+        alarms.wait_until_all_have_ended()
         assert alarms.alarms._spare == []
 
 
@@ -160,7 +171,7 @@ def test_an_interrupt_before_it_is_armed_leaves_no_thread_behind(
         for _ in range(2):  # one that is there, one that is made
             with pytest.raises(KeyboardInterrupt):
                 alarms.call_in(10, pytest.fail)
-    alarms.wait_for_threads(0)
+    alarms.wait_until_all_have_ended()
 
 
 def test_an_interrupt_between_taking_back_and_putting_aside_leaves_no_thread_behind(
@@ -168,7 +179,7 @@ def test_an_interrupt_between_taking_back_and_putting_aside_leaves_no_thread_beh
 ) -> None:
     call = alarms.call_in(10, pytest.fail)
     assert call.sleeper.disarm(call)
-    alarms.wait_for_threads(0)
+    alarms.wait_until_all_have_ended()
     fired = Flag()
     call.sleeper.arm(alarm.Call(alarms.now(), fired.set, call.sleeper))
     wait(fired)
@@ -191,7 +202,7 @@ def test_no_thread_to_be_had_is_told_to_who_asks(
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patch:
-        patch.setattr(alarm._thread, "start_new_thread", refuse)
+        patch.setattr(alarms, "start_new_thread", refuse)
         with pytest.raises(RuntimeError):
             alarms.call_in(0, pytest.fail)
     fired = Flag()
@@ -222,7 +233,7 @@ def test_alarms_that_nobody_has_any_more_are_forgotten(alarms: Range) -> None:
         here = Alarms(alarms.now)
         here.take_back(here.call_at(alarms.now() + 10, pytest.fail))
     del here
-    alarms.wait_for_threads(0)
+    alarms.wait_until_all_have_ended()
     gc.collect()
     assert len(fork._resettable) <= before
 
@@ -230,29 +241,30 @@ def test_alarms_that_nobody_has_any_more_are_forgotten(alarms: Range) -> None:
 # --- Under stress --------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("idle", [alarm._IDLE, 0.0005])  # the shorter, the more come and go
 @pytest.mark.parametrize("hurry", [True, False])
 def test_of_a_hundred_thousand_calls_none_is_missed_and_none_is_made_that_was_taken_back(
-    alarms: Range, hurry: bool
+    alarms: Range, hurry: bool, idle: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is made exactly once or taken back with success: never both, never neither."""
+    monkeypatch.setattr(alarm, "_IDLE", idle)
     rounds = 90_000 // 8 if hurry else 10_000 // 8
     wrong: list[str] = []
-    open_calls: list[list[int]] = [[] for _ in range(8)]
 
     def work(number: int) -> None:
-        chance, made = random.Random(number), [0]
+        chance = random.Random(number)
         kept: list[tuple[alarm.Call, list[int], float]] = []
 
         def settle(call: alarm.Call, fired: list[int]) -> None:
             if alarms.alarms.take_back(call):
-                made[0] += 1
                 if fired:
                     wrong.append("made and taken back")
+                taken_back.append(fired)
             else:
-                open_calls[number].append(id(fired))
                 results.append(fired)
 
         results: list[list[int]] = []
+        taken_back: list[list[int]] = []
         for _ in range(rounds):
             fired: list[int] = []
             due = alarms.now() + chance.random() * chance.choice([0.0001, 0.001, 0.1])
@@ -277,6 +289,8 @@ def test_of_a_hundred_thousand_calls_none_is_missed_and_none_is_made_that_was_ta
         until = time.monotonic() + NEVER
         while any(not fired for fired in results) and time.monotonic() < until:
             time.sleep(0.005)
+        if any(taken_back):
+            wrong.append("made after it was taken back")
         if any(len(fired) != 1 for fired in results):
             wrong.append(f"of {len(results)}: {[f for f in results if len(f) != 1][:5]}")
 

@@ -174,8 +174,8 @@ def test_undisturbed_holds_write_nothing(world: World, caplog: pytest.LogCapture
     running = world.start(lambda: host.lock().do(lambda ctx: ctx.wait(10 * MINUTES)))
     world.advance(10 * MINUTES)
     running.result()
-    for _ in range(100):
-        host.lock().do(lambda ctx: None)
+    for number in range(100):
+        host.lock(f"other-{number}").do(lambda ctx: None)
     assert not caplog.records
 
 
@@ -266,7 +266,7 @@ def test_a_release_that_cannot_be_confirmed_is_one_warning(
 def test_no_value_body_or_argument_stands_in_the_log(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.DEBUG, "tako_sync")
     a, b, secret = world.host("a"), world.host("b"), "s3cr3t-value"
 
     def body(ctx: Ctx) -> str:
