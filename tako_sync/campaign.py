@@ -130,17 +130,22 @@ class Campaign:
         """
         line, turn = self._known.line, Flag()
         try:
-            self._in_line = True
-            line.join(turn)
-            while not turn.is_set():
-                self._sleep(math.inf, turn)
-            self._in_line, self._known.holder = False, None
-            grant = until_settled(self._poll, self._sleep)
-            self._granted(grant)
-            return take(grant)
-        finally:
+            try:
+                self._in_line = True
+                line.join(turn)
+                while not turn.is_set():
+                    self._sleep(math.inf, turn)
+                self._in_line, self._known.holder = False, None
+                grant = until_settled(self._poll, self._sleep)
+                self._granted(grant)
+                return take(grant)
+            finally:
+                line.leave(turn)
+                self._settle()
+        except BaseException:
+            # Once more: Ctrl-C may have struck in there, and its traceback may be kept for ever.
             line.leave(turn)
-            self._settle()
+            raise
 
     def _poll(self) -> Grant | Pause:
         self._go_on()

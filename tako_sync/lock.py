@@ -298,11 +298,13 @@ class Lock:
 class Hold:
     """A block that holds a lease. Made by :meth:`Lock.hold`; used once."""
 
+    # Here for the collector's sake: Ctrl-C may strike before __init__ has set them.
+    _tenure: Tenure | None = None
+    _leave: Callable[[], None] | None = None
+
     def __init__(self, acquire: Callable[[], Tenure], name: str) -> None:
         self._acquire: Callable[[], Tenure] | None = acquire
         self._name = name
-        self._tenure: Tenure | None = None
-        self._leave: Callable[[], None] | None = None
 
     def __enter__(self) -> Ctx:
         acquire, self._acquire = self._acquire, None
