@@ -410,12 +410,12 @@ def test_the_threads_of_a_pool_do_not_keep_the_ctx_of_the_call_before(world: Wor
         def body(ctx: Ctx) -> int:
             return pool.submit(ctx.wrap(lambda: current_ctx().fence)).result(NEVER)
 
-        # --- The line of local waiters ------------------------------------------------------------
+        assert host.lock().do(body) > 0
         with pytest.raises(UsageError, match="no current ctx"):
             pool.submit(current_ctx).result(NEVER)
 
 
-# --- The line of local waiters ---------------------------------------------------------------------
+# --- The line of local waiters ------------------------------------------------------------------
 
 
 def test_an_interrupt_in_the_moment_of_leaving_the_line_does_not_stop_those_behind(
