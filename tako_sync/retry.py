@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+import tenacity  # not at the first pause: Ctrl-C there would leave half a package for good
 from attrs import frozen
 
 from tako_sync.abc import Clock
@@ -33,10 +34,8 @@ def until_settled(attempt: Callable[[], T | Pause], sleep: Callable[[float], Non
     """
     first = attempt()
     if not isinstance(first, Pause):
-        return first  # the ordinary case does not pay for the import
+        return first
     sleep(first.seconds)
-
-    import tenacity
 
     def pause(state: tenacity.RetryCallState) -> float:
         assert state.outcome is not None

@@ -470,6 +470,8 @@ class FakeClock(Clock):
                     )
                 if steps.inside:
                     continue
+                if steps.ended and thread.is_alive():
+                    continue  # its frames are gone before it is: _pause waits for that
                 if frame is None or not thread.is_alive():
                     del self._running[thread]
                     continue

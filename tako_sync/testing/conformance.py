@@ -205,12 +205,30 @@ _PROBES: Final[Sequence[Callable[[_Storage], None]]] = (
 )
 
 
-_VERDICTS: Final[WeakKeyDictionary[type, dict[str, dict[str, str]]]] = WeakKeyDictionary()
-"""What the probes found: by test class, then by parameter of its backend, then by probe."""
+_Parameters = tuple[tuple[str, int], ...]
+_VERDICTS: Final[WeakKeyDictionary[type, dict[_Parameters, dict[str, str]]]] = WeakKeyDictionary()
+"""What the probes found: by test class, then by parameters of its fixtures, then by probe."""
 
 
 def _fresh_key() -> str:
     return _KEY + uuid.uuid4().hex
+
+
+def _parameters(request: pytest.FixtureRequest) -> _Parameters:
+    """Return which of their parameters the fixtures have: each may mean another storage.
+
+    Also that of a fixture below ``backend``, as of one that starts servers. Left out are those
+    that a test gives to itself.
+    """
+    callspec = getattr(request.node, "callspec", None)
+    if callspec is None:
+        return ()
+    own = [
+        mark.args[0]
+        for mark in request.node.own_markers
+        if mark.name == "parametrize" and not mark.kwargs.get("indirect")
+    ]
+    return tuple(sorted(item for item in callspec.indices.items() if item[0] not in own))
 
 
 def _complaint(probe: Callable[[_Storage], None], storage: _Storage) -> str:
@@ -218,7 +236,9 @@ def _complaint(probe: Callable[[_Storage], None], storage: _Storage) -> str:
         probe(storage)
     except Exception as error:  # noqa: BLE001 - whatever goes wrong here, it is no register
         what = str(error).partition("\nassert ")[0]  # pytest adds the expression
-        return what if isinstance(error, AssertionError) else f"{type(error).__name__}: {what}"
+        if what and isinstance(error, AssertionError):
+            return what
+        return f"{type(error).__name__}: {what}"  # never empty: that would mean sound
     return ""
 
 
@@ -237,6 +257,10 @@ class BackendConformance:
 
     shared_between_processes: ClassVar[bool] = True
     """What a forked child writes is there for its parent, and the other way round."""
+
+    page_size: ClassVar[int] = 0
+    """Keys that the storage lists in one answer, if it has more to list than it gives at once.
+    One more than these is created and listed. 0: lists come whole, and this is not tested."""
 
     timeout: ClassVar[float] = 30.0
     """Seconds that each request is given, where the timeout itself is not what is tested."""
@@ -279,16 +303,15 @@ class BackendConformance:
 
     @pytest.fixture
     def complaints(self, request: pytest.FixtureRequest, storage: _Storage) -> dict[str, str]:
-        """What the storage's own test found, by probe. Done once a class and parameter."""
+        """What the storage's own test found, by probe. Done once a class and parameters."""
         verdicts = _VERDICTS.setdefault(type(self), {})
-        callspec = getattr(request.node, "callspec", None)
-        parameter = repr(callspec.params.get("backend")) if callspec else ""
-        if parameter not in verdicts:
-            verdicts[parameter] = {
+        parameters = _parameters(request)
+        if parameters not in verdicts:
+            verdicts[parameters] = {
                 probe.__name__: _complaint(probe, evolve(storage, key=_fresh_key()))
                 for probe in _PROBES
             }
-        return verdicts[parameter]
+        return verdicts[parameters]
 
     @pytest.fixture(autouse=True)
     def only_on_a_sound_storage(
@@ -452,6 +475,14 @@ class BackendConformance:
             assert storage.list(f"{prefix}-nothing", client) == []
         assert inside <= set(storage.list(""))
 
+    def test_a_list_of_more_than_one_page_is_whole(self, storage: _Storage) -> None:
+        if not self.page_size:
+            pytest.skip("page_size = 0")
+        keys = [f"{storage.key}-{number}" for number in range(self.page_size + 1)]
+        for key in keys:
+            storage.create(key=key)
+        assert sorted(storage.list(storage.key)) == sorted(keys)
+
     # --- Absence and the clock
 
     def test_what_is_not_there_reads_as_absent(self, storage: _Storage) -> None:
@@ -614,6 +645,38 @@ class BackendConformance:
 
         assert _at_once(run, 16) == [""] * 16
 
+    def test_sixteen_threads_that_extend_one_record_lose_nothing(self, storage: _Storage) -> None:
+        """Each adds its word to what it read, if that is still there. And what a read shows is
+        one record: its body and its version are not of two, as of two requests they may be."""
+        written: dict[Version, bytes] = {}
+        seen: list[Snapshot] = []
+        until = _CLOCK.monotonic() + _STUCK
+
+        def run(number: int) -> None:
+            client = (storage.first, storage.second)[number % 2]
+            for word in (b"%d-once" % number, b"%d-again" % number):
+                while True:
+                    found = storage.read(client)
+                    seen.append(found)
+                    if word in found.body.split():
+                        break  # so a write in doubt is settled by looking, as any is
+                    assert _CLOCK.monotonic() < until, f"{word!r} does not get through"
+                    body = found.body + b" " + word
+                    try:
+                        version = storage.write(body, found.version, client)
+                    except (VersionConflictError, BackendUnavailableError):
+                        continue
+                    written[version] = body
+
+        _at_once(run, 16)
+        words = storage.read().body.split()
+        assert len(words) == len(set(words)) == 32, f"of 32 updates there are {len(words)}"
+        for found in seen:
+            if found.version is not ABSENT:
+                assert found.body == written.get(found.version, found.body), (
+                    "a read shows the body of one write with the version of another"
+                )
+
     @_forks
     def test_forked_children_can_use_it_at_once(self, storage: _Storage) -> None:
         """Connections that cross the fork would mix the answers of parent and children."""
@@ -637,13 +700,16 @@ class BackendConformance:
     ) -> None:
         """A lock that a thread of the parent holds at the fork stays locked in the child."""
         storage.create(b"of the parent")
-        over = Flag()
+        over, forking = Flag(), threading.Event()
+        forking.set()
 
         def keep_busy(key: str) -> None:
             version: Version | Absent = ABSENT
             while not over.is_set():
                 version = storage.write(b"busy", version, key=key)
                 storage.read(key=key)
+                # While a child is at work they rest: a storage need not be fair to it.
+                forking.wait(_STUCK)
 
         threads = [
             threading.Thread(target=keep_busy, args=(f"{storage.key}-{number}",), daemon=True)
@@ -654,9 +720,12 @@ class BackendConformance:
         try:
             for number in range(8):
                 child = _fork(partial(self._child, storage, f"{storage.key}-child-{number}"))
+                forking.clear()
                 assert _ended(child) == "ended well"
+                forking.set()
         finally:
             over.set()
+            forking.set()
             for thread in threads:
                 thread.join(_STUCK)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+import time
 from collections.abc import Iterable
 
 import pytest
@@ -23,6 +24,7 @@ SUITE = """
 
     class TestBroken(BackendConformance):
         shared_between_processes = False
+        page_size = 5
 
         @pytest.fixture
         def backend(self, make):
@@ -124,6 +126,15 @@ class ReadsAreStale(Sound):
         return stale
 
 
+class RefusesByAssertion(Sound):
+    """Asserts what it should ask, and without a word."""
+
+    def write(self, key: str, body: bytes, *, expect: Version | Absent, timeout: float) -> Version:
+        if self.current(key) != expect:
+            raise AssertionError
+        return super().write(key, body, expect=expect, timeout=timeout)
+
+
 class CannotBeReached(Sound):
     def read(self, key: str, *, timeout: float) -> Snapshot:
         raise ConnectionRefusedError("nobody listens")
@@ -144,6 +155,7 @@ NO_REGISTERS: list[tuple[type[Sound], str]] = [
     (TheLastOfManyWins, "of_many_creates_at_once_one_is_applied"),
     (TheLastOfManyWins, "of_many_overwrites_at_once_one_is_applied"),
     (ReadsAreStale, "a_read_shows_the_last_write"),
+    (RefusesByAssertion, "a_second_create_is_refused"),
     (CannotBeReached, "a_second_create_is_refused"),
 ]
 
@@ -195,6 +207,32 @@ class PrefixesArePatterns(Sound):
             )
 
         return [key for key in self._table if alike(key)]
+
+
+class ListsAreCut(Sound):
+    """Answers with the first page, and forgets to ask for the next."""
+
+    def list(self, prefix: str, *, timeout: float) -> Iterable[str]:
+        return list(super().list(prefix, timeout=timeout))[:5]
+
+
+class ReadsAreTorn(Sound):
+    """Asks for the version first and for the body then; once, a write comes in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.once = threading.Lock()
+
+    def read(self, key: str, *, timeout: float) -> Snapshot:
+        seen = super().read(key, timeout=timeout)
+        alone = threading.current_thread() is threading.main_thread() or not seen.body
+        if alone or not self.once.acquire(blocking=False):
+            return seen
+        until = time.monotonic() + 10
+        while self.current(key) == seen.version and time.monotonic() < until:
+            time.sleep(0.001)
+        body = super().read(key, timeout=timeout).body
+        return Snapshot(body, seen.version, seen.written, seen.now)
 
 
 class RefusedWritesTouchTheRecord(Sound):
@@ -322,6 +360,8 @@ FAULTY: list[tuple[type[Sound], str]] = [
     (ZeroMeansAbsent, "test_a_version_that_never_was_is_refused_as_a_conflict"),
     (KeysAreFolded, "test_no_two_keys_share_a_record"),
     (PrefixesArePatterns, "test_a_list_has_the_keys_with_the_prefix_and_no_others"),
+    (ListsAreCut, "test_a_list_of_more_than_one_page_is_whole"),
+    (ReadsAreTorn, "test_sixteen_threads_that_extend_one_record_lose_nothing"),
     (RefusedWritesTouchTheRecord, "test_a_failed_write_changes_nothing"),
     (ReadsMakeRecords, "test_what_is_not_there_reads_as_absent"),
     (TimeOfNothingIsUnknown, "test_what_is_not_there_reads_as_absent"),
@@ -396,6 +436,38 @@ def test_a_fault_in_a_register_is_found(
     outcome = Outcome(pytester, make, "-k", test)
     assert [name for name in outcome.failed if name.startswith(test)]
     assert not any(REFUSAL in text for text in outcome.failed.values())
+
+
+def test_each_of_several_storages_has_a_verdict_of_its_own(pytester: pytest.Pytester) -> None:
+    """Also where the parameter is not the backend's but that of a fixture below it."""
+    kinds = {"sound": Sound, "broken": IgnoresWhatIsExpected}
+
+    class Kinds:
+        @pytest.fixture
+        def kinds(self) -> dict[str, type[Sound]]:
+            return kinds
+
+    pytester.makepyfile(
+        """
+        import pytest
+        from tako_sync.testing.conformance import BackendConformance
+
+
+        class TestServers(BackendConformance):
+            @pytest.fixture(params=["sound", "broken"])
+            def server(self, request, kinds):
+                return kinds[request.param]
+
+            @pytest.fixture
+            def backend(self, server):
+                return server()
+        """
+    )
+    options = ("-p", "no:cacheprovider", "-k", "test_time_advances")
+    passed, _, failed = pytester.inline_run(*options, plugins=[Kinds()]).listoutcomes()
+    assert [report.nodeid.rpartition("[")[2] for report in passed] == ["sound]"]
+    assert [report.nodeid.rpartition("[")[2] for report in failed] == ["broken]"]
+    assert REFUSAL in str(failed[0].longrepr)
 
 
 def test_a_class_without_a_backend_says_so(pytester: pytest.Pytester) -> None:

@@ -462,6 +462,22 @@ def take_exceptions(post: Post, path: str, times: int) -> None:
     here.report()
 
 
+def list_what_is_imported(post: Post, path: str) -> None:
+    mine, theirs = post.lock(path, LONG, 0.02), post.lock(path, LONG, 0.02)
+    mine.do(lambda ctx: None)
+    before = set(sys.modules)
+    with theirs.hold(), contextlib.suppress(TimeoutError):
+        mine.do(lambda ctx: None, timeout=0.2)
+    with contextlib.suppress(ValueError):
+        mine.do(lambda ctx: [ctx.wait(0.01), int("x")])
+    post.report("imported", modules=sorted(set(sys.modules) - before))
+
+
+def test_nothing_is_imported_while_a_campaign_waits(crew: Crew, path: str) -> None:
+    """An interrupt in the midst of an import can leave a package that is never whole again."""
+    assert crew.start(list_what_is_imported, path).expect("imported")["modules"] == []
+
+
 def check_range(told: Report, at_least: int) -> None:
     assert told["stuck"] == []
     assert told["longest"] < 10, "an interrupt ends the call soon"

@@ -410,7 +410,7 @@ def test_the_threads_of_a_pool_do_not_keep_the_ctx_of_the_call_before(world: Wor
         def body(ctx: Ctx) -> int:
             return pool.submit(ctx.wrap(lambda: current_ctx().fence)).result(NEVER)
 
-        assert host.lock().do(body) > 0
+        assert world.start(lambda: host.lock().do(body)).result() > 0
         with pytest.raises(UsageError, match="no current ctx"):
             pool.submit(current_ctx).result(NEVER)
 

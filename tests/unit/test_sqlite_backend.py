@@ -11,6 +11,8 @@ import shutil
 import signal
 import sqlite3
 import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +26,7 @@ from freezegun import freeze_time
 
 from tako_sync.abc import ABSENT, BODY_LIMIT, Absent, Interval, Version
 from tako_sync.backends.sqlite import SqliteLease, boot_clock
-from tako_sync.backends.sqlite.file import LeaseFile
+from tako_sync.backends.sqlite.file import LeaseFile, Session
 from tako_sync.errors import (
     BackendDeniedError,
     BackendUnavailableError,
@@ -129,15 +131,32 @@ def ended_well(pid: int) -> bool:
 # --- The path --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("nonsense", ["", ":memory:", "a\0b", b"bytes", None, 7])
+@pytest.mark.parametrize(
+    "nonsense",
+    ["", ":memory:", "a\0b", "a\ud800b", "~nobody-of-this-name/leases", b"bytes", None, 7],
+)
 def test_a_path_that_cannot_name_a_file_is_refused_where_it_is_written(nonsense: object) -> None:
     with pytest.raises(ConfigurationError):
         SqliteLease(nonsense)  # type: ignore[arg-type]
 
 
-def test_a_folder_is_refused_where_it_is_written(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="folder"):
-        SqliteLease(tmp_path)
+def test_a_folder_is_refused_where_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for folder in (tmp_path, "~"):
+        with pytest.raises(ConfigurationError, match="folder"):
+            SqliteLease(folder)
+
+
+def test_a_relative_path_is_refused_where_there_is_no_working_folder_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(ConfigurationError, match="cannot be named"):
+        SqliteLease("leases.sqlite3")
 
 
 def test_nothing_is_made_before_the_first_use(path: Path) -> None:
@@ -462,6 +481,35 @@ def test_a_write_into_a_file_that_was_replaced_meanwhile_is_not_acknowledged(
     assert store.read("a", timeout=20).body == b"x"
 
 
+@pytest.mark.parametrize("how", ["replaced", "deleted", "with its folder"])
+def test_a_file_that_goes_just_before_a_write_is_unavailable_not_denied(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """SQLite calls it read-only then, or cannot open the journal; but the next try will do."""
+    store, other = SqliteLease(path), SqliteLease(tmp_path / "other")
+    version = create(store)
+    create(other)
+    other.close()
+    go: Callable[[], object] = {
+        "replaced": lambda: os.replace(tmp_path / "other", path),
+        "deleted": path.unlink,
+        "with its folder": lambda: shutil.rmtree(path.parent),
+    }[how]
+    lend = LeaseFile._session
+
+    def lend_and_go(self: LeaseFile, until: float) -> Session:
+        session = lend(self, until)
+        go()
+        return session
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LeaseFile, "_session", lend_and_go)
+        with pytest.raises(BackendUnavailableError, match="replaced"):
+            store.write("a", b"lost", expect=version, timeout=20)
+    assert store.read("a", timeout=20).version != version
+    create(store, "next")
+
+
 def test_a_file_that_another_program_switched_to_wal_is_switched_back(path: Path) -> None:
     create(SqliteLease(path))
     assert rows(path, "PRAGMA journal_mode = WAL") == [("wal",)]
@@ -539,6 +587,37 @@ def test_a_disk_that_takes_no_more_is_unavailable_and_nothing_is_applied(path: P
     assert (seen.body, seen.version) == (b"x", version)
 
 
+@forks
+def test_a_want_of_descriptors_is_unavailable_and_passes(path: Path) -> None:
+    """SQLite says only that it cannot open its journal. Many a process runs out for a moment."""
+    store = SqliteLease(path)
+    version = create(store)
+
+    def child() -> None:
+        assert store.read("a", timeout=5).body == b"x"  # opens its own connection
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        taken = []
+        try:
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        except OSError as error:
+            assert error.errno == errno.EMFILE  # noqa: PT017 - any other number is a fault of the test
+        with pytest.raises(BackendUnavailableError, match=re.escape(str(path))):
+            store.write("a", b"y", expect=version, timeout=5)
+        for descriptor in taken:
+            os.close(descriptor)
+        assert store.write("a", b"z", expect=version, timeout=5)
+
+    assert ended_well(in_child(child))
+    assert store.read("a", timeout=20).body == b"z"
+
+
+def test_a_name_so_long_that_the_journals_is_too_long_is_denied(tmp_path: Path) -> None:
+    with pytest.raises(BackendDeniedError, match="cannot be opened"):
+        create(SqliteLease(tmp_path / ("x" * 250)))
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -584,6 +663,7 @@ def test_an_empty_file_is_taken_as_new(tmp_path: Path) -> None:
         "PRAGMA application_id = 1196444487; CREATE TABLE gpkg (x)",
         "PRAGMA user_version = 3",
         "CREATE VIEW v AS SELECT 1",
+        "PRAGMA journal_mode = WAL; CREATE TABLE unrelated (x)",
     ],
 )
 def test_another_programs_database_is_denied_and_untouched(tmp_path: Path, script: str) -> None:
@@ -786,6 +866,47 @@ def test_a_child_neither_uses_nor_closes_its_parents_connection(path: Path) -> N
 
 
 @forks
+def test_a_childs_ordinary_end_does_not_disturb_its_parents_transaction(path: Path) -> None:
+    """The whole end of an interpreter, finalizers and all, which closes what it finds."""
+    script = f"""if True:
+        import os, sys
+        from tako_sync.abc import ABSENT
+        from tako_sync.backends.sqlite import SqliteLease
+
+        store = SqliteLease({str(path)!r})
+        store.write("a", b"before", expect=ABSENT, timeout=20)
+        go_read, go_write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(go_write)
+            os.read(go_read, 1)
+            sys.exit(7)
+        with store._file.session(20) as session:
+            with session.writing():
+                session.run("UPDATE lease SET body = x'70'")
+                os.close(go_write)
+                assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+                assert os.path.exists({f"{path}-journal"!r}), "the child's end took the journal"
+                rival = SqliteLease({str(path)!r})
+                try:
+                    rival.write("b", b"rival", expect=ABSENT, timeout=0.1)
+                except Exception as error:
+                    assert "locked" in str(error), error
+                else:
+                    raise AssertionError("the child's end took the lock")
+                session.run("UPDATE lease SET body = x'71'")
+        rival.close()
+        store.close()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert SqliteLease(path).read("a", timeout=20).body == b"q"
+    assert rows(path, "PRAGMA integrity_check") == [("ok",)]
+
+
+@forks
 def test_a_fork_waits_until_nobody_is_in_a_transaction(path: Path) -> None:
     """Else the child would believe for ever that it holds the lock which its parent had."""
     store = SqliteLease(path)
@@ -813,13 +934,16 @@ def test_a_fork_waits_until_nobody_is_in_a_transaction(path: Path) -> None:
 @forks
 def test_a_child_forked_while_threads_of_its_parent_write_can_write(path: Path) -> None:
     """SQLite keeps the locks of a process in its memory, and the child would have them for ever."""
-    store, over = SqliteLease(path), threading.Event()
+    store, over, forking = SqliteLease(path), threading.Event(), threading.Event()
     create(store)
+    forking.set()
 
     def keep_writing(number: int) -> None:
         version: Version | Absent = ABSENT
         while not over.is_set():
             version = store.write(f"busy-{number}", b"x", expect=version, timeout=50)
+            # While a child is at work they rest: SQLite is not fair to one that comes in between.
+            forking.wait(50)
 
     threads = [
         threading.Thread(target=keep_writing, args=(number,), daemon=True) for number in range(3)
@@ -828,9 +952,13 @@ def test_a_child_forked_while_threads_of_its_parent_write_can_write(path: Path) 
         thread.start()
     try:
         for number in range(15):
-            assert ended_well(in_child(partial(create, store, f"child-{number}")))
+            child = in_child(partial(create, store, f"child-{number}"))
+            forking.clear()
+            assert ended_well(child)
+            forking.set()
     finally:
         over.set()
+        forking.set()
         for thread in threads:
             thread.join(50)
     assert len(list(store.list("child-", timeout=20))) == 15

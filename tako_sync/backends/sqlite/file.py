@@ -89,8 +89,9 @@ class LeaseFile:
         except VersionConflictError:
             raise  # rolled back: the connection is fit for the next
         except sqlite3.Error as error:
+            session = self._open
             self._close()
-            raise self._translated(error, timeout) from error
+            raise self._translated(error, timeout, session) from error
         except BaseException:
             self._close()  # and with it goes whatever was not committed
             raise
@@ -206,15 +207,33 @@ class LeaseFile:
             "transaction, or was stopped in one"
         )
 
-    def _translated(self, error: sqlite3.Error, timeout: float) -> BackendError:
+    def replaced(self) -> BackendUnavailableError:
+        return BackendUnavailableError(f"the lease file {self.path} was just replaced")
+
+    def _translated(
+        self, error: sqlite3.Error, timeout: float, session: Session | None
+    ) -> BackendError:
         """Say in the terms of the four kinds what SQLite says."""
         text = str(error)
         if "locked" in text:
             return self._locked(timeout)
+        if session is not None and session.inode != self.inode():
+            return self.replaced()  # which SQLite calls read-only, or cannot open any more
         for phrase, meaning in _PERMANENT.items():
-            if phrase in text:
+            if phrase in text and not (phrase == "unable to open" and self._may_be_opened()):
                 return self.denied(meaning)
         return BackendUnavailableError(f"the lease file {self.path}: {text}")
+
+    def _may_be_opened(self) -> bool:
+        """Say whether file and journal may be: then descriptors are short, and that passes."""
+        folder = self.path.parent
+        try:
+            os.stat(f"{self.path}-journal")
+        except FileNotFoundError:
+            pass
+        except OSError:  # such as a name that is too long
+            return False
+        return os.access(self.path, os.R_OK | os.W_OK) and os.access(folder, os.W_OK | os.X_OK)
 
 
 class Session:
@@ -275,7 +294,7 @@ class Session:
     def check_still_there(self) -> None:
         """Raise if another file stands at the path now: what was written is out of sight."""
         if self._file.inode() != self.inode:
-            raise BackendUnavailableError(f"the lease file {self._file.path} was just replaced")
+            raise self._file.replaced()
 
     def close(self) -> None:
         try:
@@ -310,6 +329,11 @@ def _checked(path: object) -> Path:
         raise ConfigurationError(
             f"{text!r} names no file; for leases in memory, write memory: or MemoryLease()"
         )
-    if os.path.isdir(text):
+    try:
+        os.fsencode(text)
+        path = Path(text).expanduser().absolute()
+    except (ValueError, RuntimeError, OSError) as error:  # half a character, nobody's home, …
+        raise ConfigurationError(f"the lease file {text!r} cannot be named: {error}") from error
+    if os.path.isdir(path):
         raise ConfigurationError(f"the lease file {text!r} is a folder: name a file in it")
-    return Path(text).expanduser().absolute()
+    return path
