@@ -73,6 +73,7 @@ class Campaign:
         self._claim = Claim(identity, runtime.owner(), runtime.terms)
         self._retry: Free | None = None  # what a write in doubt was about: write it again
         self._holder: Holder | None = None
+        self._trouble: BackendUnavailableError | None = None  # why the last poll told nothing
         self._in_line = False
         self._local: Lease | None = None  # the hold of this process that the poll saw, if any
         self._releasing: Lease | None = None  # a hold of this process that was being given back
@@ -164,10 +165,12 @@ class Campaign:
         try:
             found = self._attempt()
         except BackendUnavailableError as error:
+            self._trouble = error
             self._go_on()
             if not self._backoff.failing:
                 self._runtime.tell(Unreachable(self._identity.name, "campaigning", error))
             return self._backoff.failed(error.retry_after)
+        self._trouble = None
         if self._backoff.failing:
             self._backoff.reset()
             self._runtime.tell(Recovered(self._identity.name, "campaigning"))
@@ -318,7 +321,9 @@ class Campaign:
         if self._clock.monotonic() >= self._limit:
             # In line, one has not looked; the first has, for all.
             holder = self._known.holder if self._in_line else self._holder
-            raise CampaignTimeoutError(self._identity.name, self._timeout, holder)
+            raise CampaignTimeoutError(
+                self._identity.name, self._timeout, holder
+            ) from self._trouble
 
     def _request_time(self) -> float:
         left = self._limit - self._clock.monotonic()

@@ -15,6 +15,9 @@ from tako_sync.record import Holder
 _DEFERRED: Final = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
+_MAX_BY: Final = 200
+
+
 def parent(ctx: object) -> Ctx | None:
     if ctx is not None and not isinstance(ctx, Ctx):
         raise UsageError(f"ctx is a tako_sync.Ctx, not {ctx!r}")
@@ -84,6 +87,13 @@ def plain(fn: object) -> None:
 
 def _named(fn: object) -> str:
     return getattr(fn, "__qualname__", None) or repr(fn)
+
+
+def by(who: object) -> str:
+    """Return who does something, for the record; a record has no room for more than a line."""
+    if not isinstance(who, str) or len(who) > _MAX_BY:
+        raise UsageError(f"by is a text of at most {_MAX_BY} characters")
+    return who
 
 
 def shown(holder: Holder | None, version: str) -> tuple[str, str | None]:

@@ -220,7 +220,7 @@ class Lock:
         """
         shown, owner = checks.shown(holder, version)
         breaking.break_lease(
-            self._runtime, self._identity, version=shown, owner=owner, now=now, by=by
+            self._runtime, self._identity, version=shown, owner=owner, now=now, by=checks.by(by)
         )
 
     def request_handover(self, holder: Holder, *, by: str = "") -> None:
@@ -233,7 +233,9 @@ class Lock:
             UsageError: nobody holds it, or it was asked already.
         """
         shown, owner = checks.shown(holder, "")
-        breaking.request_handover(self._runtime, self._identity, version=shown, owner=owner, by=by)
+        breaking.request_handover(
+            self._runtime, self._identity, version=shown, owner=owner, by=checks.by(by)
+        )
 
     # --- What people try first
 

@@ -31,10 +31,17 @@ def seconds(name: str, value: object, *, or_zero: bool = False) -> float:
         raise ConfigurationError(f"{name} is a number of seconds, not a timedelta: {hint}")
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ConfigurationError(f"{name} is a number of seconds, not {value!r}")
-    if not math.isfinite(value) or value < 0 or (value == 0 and not or_zero):
+    if not _is_finite(value) or value < 0 or (value == 0 and not or_zero):
         bound = "from 0 up" if or_zero else "above 0"
         raise ConfigurationError(f"{name} is a finite number of seconds {bound}, not {value!r}")
     return float(value)
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int beyond every float
+        return False
 
 
 def _seconds(_instance: object, attribute: Attribute[Any], value: object) -> None:

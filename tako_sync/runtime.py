@@ -304,9 +304,9 @@ def _default_url(environ: Mapping[str, str]) -> str:
                 "on one machine would exclude nobody on the others. Name a storage that all of "
                 "them share: set TAKO_BACKEND=<url>, or call tako_sync.configure(backend=<url>)"
             )
-    base = environ.get("XDG_STATE_HOME") or (
-        environ.get("LOCALAPPDATA") if os.name == "nt" else None
-    )
+    base = environ.get("LOCALAPPDATA" if os.name == "nt" else "XDG_STATE_HOME")
+    if base and not os.path.isabs(base):
+        base = None  # as the XDG specification has it: it would mean another folder in each process
     folder = Path(base) if base else Path.home() / ".local" / "state"
     return f"sqlite:///{(folder / 'tako_sync' / 'leases.sqlite3').absolute().as_posix()}"
 
