@@ -335,6 +335,7 @@ class Hold:
         finally:
             self._leave()
             tenure.abandon()
+            self._tenure = self._leave = None  # nothing for __del__, which swallows a Ctrl-C
         if error is not None:
             note_loss(error, loss)
         elif loss is not None:

@@ -700,12 +700,12 @@ class BackendConformance:
     ) -> None:
         """A lock that a thread of the parent holds at the fork stays locked in the child."""
         storage.create(b"of the parent")
-        over, forking = Flag(), threading.Event()
-        forking.set()
+        over, forking, moving = Flag(), threading.Event(), threading.Event()
 
         def keep_busy(key: str) -> None:
             version: Version | Absent = ABSENT
             while not over.is_set():
+                moving.set()
                 version = storage.write(b"busy", version, key=key)
                 storage.read(key=key)
                 # While a child is at work they rest: a storage need not be fair to it.
@@ -719,10 +719,12 @@ class BackendConformance:
             thread.start()
         try:
             for number in range(8):
+                moving.clear()
+                forking.set()
+                assert moving.wait(_STUCK), "the threads do not go on"
                 child = _fork(partial(self._child, storage, f"{storage.key}-child-{number}"))
                 forking.clear()
                 assert _ended(child) == "ended well"
-                forking.set()
         finally:
             over.set()
             forking.set()

@@ -392,31 +392,33 @@ def renews_or_takes(call: Call) -> bool:
 
 def take_interrupts(post: Post, path: str, times: int) -> None:
     """SIGINT's own handler, called by a timer's signal, which comes at the microsecond."""
-    here, chance, struck_at = Range(post, path), random.Random(33), [0.0]
+    here, chance = Range(post, path), random.Random(33)
+    struck_at: list[float] = []
 
     def strike(number: int, frame: Any) -> None:
-        struck_at[0] = clock.monotonic()
+        struck_at.append(clock.monotonic())
         signal.default_int_handler(number, frame)
 
     signal.signal(signal.SIGALRM, strike)
     usual: dict[str, float] = {}
     for number in range(times):
         how = ("do", "hold", "campaign")[number % 3]
-        struck = False
+        struck_at.clear()
         began = clock.monotonic()
         try:
             if how in usual:
                 signal.setitimer(signal.ITIMER_REAL, 1e-6 + usual[how] * chance.random())
-            here.work(how)
-            while how in usual:
-                clock.wait(Flag(), 1)  # it was faster than usual: let the signal come here
+            with contextlib.suppress(TimeoutError):
+                here.work(how)
+            # It may have been faster than usual: let the signal come here. It may also have come
+            # where Python swallows what is raised, in a destructor.
+            while how in usual and not struck_at:
+                clock.wait(Flag(), 0.01)
         except KeyboardInterrupt:
-            struck = True
-        except TimeoutError:
             pass
         # Outside of the handler: an interrupt at the first step of a block's __exit__ leaves it
         # to the end of its traceback.
-        if struck:
+        if struck_at:
             here.look_at_what_is_left(how, struck_at[0])
         else:
             usual[how] = clock.monotonic() - began

@@ -865,11 +865,11 @@ def test_a_child_neither_uses_nor_closes_its_parents_connection(path: Path) -> N
     assert store.read("of the child", timeout=20).body == b"x"
 
 
-@forks
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="no /proc to look in")
 def test_a_childs_ordinary_end_does_not_disturb_its_parents_transaction(path: Path) -> None:
     """The whole end of an interpreter, finalizers and all, which closes what it finds."""
     script = f"""if True:
-        import os, sys
+        import gc, os, sys
         from tako_sync.abc import ABSENT
         from tako_sync.backends.sqlite import SqliteLease
 
@@ -880,6 +880,10 @@ def test_a_childs_ordinary_end_does_not_disturb_its_parents_transaction(path: Pa
         if pid == 0:
             os.close(go_write)
             os.read(go_read, 1)
+            gc.collect()
+            here = "/proc/self/fd"
+            opened = [os.path.realpath(f"{{here}}/{{fd}}") for fd in os.listdir(here)]
+            assert {os.path.realpath(path)!r} in opened, "the parent's connection was closed"
             sys.exit(7)
         with store._file.session(20) as session:
             with session.writing():
@@ -934,13 +938,14 @@ def test_a_fork_waits_until_nobody_is_in_a_transaction(path: Path) -> None:
 @forks
 def test_a_child_forked_while_threads_of_its_parent_write_can_write(path: Path) -> None:
     """SQLite keeps the locks of a process in its memory, and the child would have them for ever."""
-    store, over, forking = SqliteLease(path), threading.Event(), threading.Event()
+    store = SqliteLease(path)
+    over, forking, moving = threading.Event(), threading.Event(), threading.Event()
     create(store)
-    forking.set()
 
     def keep_writing(number: int) -> None:
         version: Version | Absent = ABSENT
         while not over.is_set():
+            moving.set()
             version = store.write(f"busy-{number}", b"x", expect=version, timeout=50)
             # While a child is at work they rest: SQLite is not fair to one that comes in between.
             forking.wait(50)
@@ -952,10 +957,12 @@ def test_a_child_forked_while_threads_of_its_parent_write_can_write(path: Path) 
         thread.start()
     try:
         for number in range(15):
+            moving.clear()
+            forking.set()
+            assert moving.wait(STUCK)
             child = in_child(partial(create, store, f"child-{number}"))
             forking.clear()
             assert ended_well(child)
-            forking.set()
     finally:
         over.set()
         forking.set()
