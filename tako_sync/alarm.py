@@ -30,6 +30,7 @@ class Call:
 
     due: float
     fire: Callable[[], object]
+    unless: threading.Event
     sleeper: _Sleeper
 
 
@@ -45,13 +46,18 @@ class Alarms:
         self._spare: list[_Sleeper] = []  # its append, pop and remove are atomic
         fork.reset_in_child(self)
 
-    def call_at(self, due: float, fire: Callable[[], object]) -> Call:
-        """Call ``fire`` at ``due``, in a bare thread: it is to start a real one and return."""
+    def call_at(self, due: float, fire: Callable[[], object], unless: threading.Event) -> Call:
+        """Call ``fire`` at ``due``, in a bare thread: it is to start a real one and return.
+
+        Args:
+            unless: set once the call is not wanted any more. One that is not taken back then, as
+                Ctrl-C struck before anybody knew of it, is made soon: ``fire`` is to ask, too.
+        """
         try:
             sleeper = self._spare.pop()
         except IndexError:
             sleeper = _Sleeper(self._now, self._spare)
-        call = Call(due, fire, sleeper)
+        call = Call(due, fire, unless, sleeper)
         sleeper.arm(call)
         return call
 
@@ -120,7 +126,7 @@ class _Sleeper:
         self._deep = True  # before the look at the calls: who takes this one back later wakes us
         while call in self._calls:
             left = call.due - self._now()
-            if left > 0:
+            if left > 0 and not call.unless.is_set():
                 self._gate.acquire(True, min(left, _SLICE))
                 continue
             try:

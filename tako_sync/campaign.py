@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-from typing import Final, TypeVar, cast
+from typing import Final, cast
 
 from tako_sync import record, rules
 from tako_sync.claim import Claim, Draft, Finding, Grant, OwnBroken
@@ -31,12 +31,14 @@ from tako_sync.rules import Free, Held
 from tako_sync.runtime import Known, Runtime, log, nonce
 from tako_sync.snapshot import Version
 
-T = TypeVar("T")
-
 _BACK_TO_BACK: Final = 10.0
 """Seconds of holding a name back to back after which a process leaves a poll free for others."""
 _RACES: Final = 3
 """Writes that one attempt may lose to others before it pauses: the name is much wanted."""
+
+
+Taker = Callable[[Grant, "Campaign"], object]
+"""Takes over a grant: from its return on, the campaign does not give it back."""
 
 
 class Campaign:
@@ -80,12 +82,16 @@ class Campaign:
         self._backoff = Backoff(self._clock, self._policy.ttl / 300, self._policy.poll)
         self._settling = threading.Lock()
         self._strays: list[Grant] = []  # landed after their caller had stopped waiting
-        self._outcome: str = ""  # "granted" or "given up", once it is over
+        # How it ends: its grant is taken by who holds it from then on; or it is withdrawn.
+        self._taken = self._withdrawn = False
 
     # --- The two ways
 
-    def once(self) -> Grant | Held:
+    def once(self, take: Taker) -> Held | None:
         """Make one attempt: a look and, if free, a write. Doubts are settled by trying again.
+
+        Returns:
+            who holds it; None if it was granted, and taken.
 
         Raises:
             BackendUnavailableError: it stayed unresolved for a request timeout.
@@ -107,17 +113,20 @@ class Campaign:
         try:
             found = cast("Grant | Held", until_settled(attempt, self._sleep))
             if isinstance(found, Grant):
-                self._granted(found)
-        finally:
-            self._settle()
-        if isinstance(found, Held) and isinstance(found.content, Unreadable):
+                self._hand_on(found, take)
+                return None
+        except BaseException as error:
+            self._withdraw(error)
+            raise
+        self._withdraw()
+        if isinstance(found.content, Unreadable):
             problem = found.content.problem
             raise RecordUnreadableError(
                 self._identity.name, self._identity.key, problem, found.version
             )
         return found
 
-    def until_held(self, take: Callable[[Grant], T]) -> T:
+    def until_held(self, take: Taker) -> None:
         """Poll until the lease is granted. First come, first served among local campaigns.
 
         Args:
@@ -137,15 +146,13 @@ class Campaign:
                 while not turn.is_set():
                     self._sleep(math.inf, turn)
                 self._in_line, self._known.holder = False, None
-                grant = until_settled(self._poll, self._sleep)
-                self._granted(grant)
-                return take(grant)
+                self._hand_on(until_settled(self._poll, self._sleep), take)
             finally:
                 line.leave(turn)
-                self._settle()
-        except BaseException:
+        except BaseException as error:
             # Once more: Ctrl-C may have struck in there, and its traceback may be kept for ever.
             line.leave(turn)
+            self._withdraw(error)
             raise
 
     def _poll(self) -> Grant | Pause:
@@ -272,7 +279,9 @@ class Campaign:
         cancelled = self._parent is not None and self._parent.cancelled
         return not cancelled and self._clock.monotonic() < grant.deadline
 
-    def _give_back(self, ours: record.Record, version: Version) -> None:
+    def _give_back(
+        self, ours: record.Record, version: Version, within: float | None = None
+    ) -> None:
         """Free a record of ours that nobody will hold. At worst it becomes free by its age."""
         self._retry = None
         freed = rules.released(ours, nonce(), self._clock.wall(), "given back")
@@ -281,7 +290,7 @@ class Campaign:
                 self._identity.key,
                 freed.encode(),
                 expect=version,
-                within=self._policy.request_timeout,
+                within=within or self._policy.request_timeout,
             )
         except Exception as error:  # noqa: BLE001 - whatever it is, the campaign's own end counts
             log.debug("lease %s: not given back: %r", self._identity.name, error)
@@ -294,24 +303,36 @@ class Campaign:
         # and then this thread would release the lease under it.
         stray = Grant(draft.record, version, draft.sent)
         with self._settling:
-            if not self._outcome:
+            if not self._withdrawn:
                 self._strays.append(stray)
-            given_up = self._outcome == "given up"
-        if given_up:
-            self._give_back(stray.record, stray.version)
-
-    def _granted(self, grant: Grant) -> None:
-        with self._settling:
-            self._outcome = "granted"
-        self._known.free = None
-
-    def _settle(self) -> None:
-        with self._settling:
-            if self._outcome:
                 return
-            self._outcome = "given up"
+        self._give_back(stray.record, stray.version)
+
+    def _hand_on(self, grant: Grant, take: Taker) -> None:
+        self._known.free = None
+        take(grant, self)
+        self._taken = True
+
+    def _withdraw(self, error: BaseException | None = None) -> None:
+        """Give back what nobody will hold; ``error`` is what ended the campaign, if anything."""
+        if self._taken:
+            return
+        with self._settling:
+            self._withdrawn = True
         for stray in self._strays:
             self._give_back(stray.record, stray.version)
+        if error is not None and not isinstance(error, Exception) and self._claim.in_doubt:
+            # Ctrl-C may have struck between the storage's answer and its reader. A moment for
+            # each of the two requests, as the process may be about to end.
+            moment = self._policy.ttl / 60
+            try:
+                sighting = look(self._runtime, self._identity, within=moment)
+                finding = self._claim.saw(sighting)
+            except Exception as trouble:  # noqa: BLE001 - it ages out, and `error` counts
+                log.debug("lease %s: not looked at again: %r", self._identity.name, trouble)
+            else:
+                if isinstance(finding, Grant):
+                    self._give_back(finding.record, finding.version, moment)
 
     # --- Time
 

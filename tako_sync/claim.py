@@ -121,6 +121,11 @@ class Claim:
         """Take in that the storage refused ``draft`` for good: it was and will not be applied."""
         self._attempts.pop(draft.record.write, None)
 
+    @property
+    def in_doubt(self) -> bool:
+        """Whether a write of this campaign may stand in the storage, or may yet."""
+        return bool(self._attempts)
+
     def _forget_the_dead(self, version: Version | Absent) -> None:
         # The register has left the version that these expect, and no version comes twice.
         # ABSENT may come back (a deletion), so an attempt to create stays alive for ever.

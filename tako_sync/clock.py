@@ -102,7 +102,7 @@ class _Later:
         self._unless = unless
         self._task: Task | None = None
         self._begun = Flag()
-        call = alarms.call_at(clock.monotonic() + seconds, self._begin)
+        call = alarms.call_at(clock.monotonic() + seconds, self._begin, unless)
         self._calls = [call]  # emptied at the end, so that no cycle is left for the collector
 
     def _begin(self) -> None:
@@ -115,8 +115,10 @@ class _Later:
             self._target()
 
     def join(self, timeout: float | None = None) -> None:
-        if self._unless.is_set() and self._calls and self._alarms.take_back(self._calls.pop()):
-            self._begun.set()
+        if self._unless.is_set() and self._calls:
+            if self._alarms.take_back(self._calls[0]):
+                self._begun.set()
+            self._calls.clear()
         if self._clock.wait(self._begun, timeout) and self._task is not None:
             self._task.join(timeout)
 

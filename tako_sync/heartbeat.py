@@ -55,6 +55,7 @@ class Heartbeat:
         self._backoff = Backoff(self._clock, self._policy.ttl / 30, self._policy.ttl / 15)
         self._told = False  # that the storage fails
         self._task: Task | None = None
+        self._patience = self._policy.request_timeout
 
     def start(self) -> None:
         self._due = self._next_due()
@@ -64,11 +65,13 @@ class Heartbeat:
         )
 
     def stop(self) -> None:
-        """Send nothing more. Waits for a renewal under way, at most a request timeout."""
+        """Send nothing more. Waits for a renewal under way, once, at most a request timeout."""
         self._stop.set()
-        task, self._task = self._task, None
-        if task is not None:
-            task.join(self._policy.request_timeout)
+        if self._task is not None:
+            # Not once more, if Ctrl-C ends the wait: who strikes does not want to wait.
+            patience, self._patience = self._patience, 0.0
+            self._task.join(patience)
+            self._task = None
 
     def signal(self) -> None:
         """Send nothing more, without waiting."""

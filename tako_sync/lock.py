@@ -9,10 +9,10 @@ from typing import Any, Literal, NoReturn, ParamSpec, Protocol, TypeVar, overloa
 
 from tako_sync import breaking, checks, names
 from tako_sync.ctx import Ctx
-from tako_sync.errors import CampaignTimeoutError, ConfigurationError, LeaseBusyError, UsageError
+from tako_sync.errors import ConfigurationError, LeaseBusyError, UsageError
 from tako_sync.record import Holder, Identity
 from tako_sync.runtime import Runtime, current
-from tako_sync.tenure import Tenure, acquire, acquire_at_once, note_loss, run
+from tako_sync.tenure import Tenure, note_loss
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -118,7 +118,10 @@ class Lock:
             BackendDeniedError: the storage refuses for good.
         """
         checks.body(fn)
-        return run(self._hold(ctx, timeout), fn)
+        allowed = checks.timeout(timeout)
+        with self._tenure(checks.parent(ctx)) as tenure:
+            tenure.campaign(allowed)
+            return tenure.run(fn)
 
     def try_do(self, fn: Callable[[Ctx], T], *, ctx: Ctx | None = None) -> TryResult[T]:
         """Run ``fn(ctx)`` if the lease is free right now; never waits for another holder.
@@ -133,10 +136,11 @@ class Lock:
             BackendDeniedError: the storage refuses for good.
         """
         checks.body(fn)
-        found = acquire_at_once(self._runtime, self._identity, checks.parent(ctx))
-        if isinstance(found, Holder):
-            return TryResult(False, None, found)
-        return TryResult(True, run(found, fn))
+        with self._tenure(checks.parent(ctx)) as tenure:
+            holder = tenure.attempt()
+            if holder is not None:
+                return TryResult(False, None, holder)
+            return TryResult(True, tenure.run(fn))
 
     def hold(self, *, ctx: Ctx | None = None, timeout: float | None = None) -> Hold:
         """Return a block that holds the lease: ``with lock.hold(timeout=10) as ctx:``.
@@ -144,9 +148,8 @@ class Lock:
         Args and errors are those of :meth:`do`; ``timeout=0`` makes one attempt. If the block
         ends normally after a loss, ``LeaseLostError`` is raised at its end.
         """
-        checks.parent(ctx)
-        checks.timeout(timeout)
-        return Hold(functools.partial(self._hold, ctx, timeout), self._name)
+        parent, allowed = checks.parent(ctx), checks.timeout(timeout)
+        return Hold(functools.partial(self._tenure, parent), allowed, self._name)
 
     @overload
     def guard(self, fn: Callable[P, T], /) -> Callable[P, T]: ...
@@ -183,13 +186,14 @@ class Lock:
 
             @functools.wraps(guarded)
             def call(*args: Any, **kwargs: Any) -> Any:
-                try:
-                    tenure = self._hold(None, allowed)
-                except LeaseBusyError:
-                    if busy == "skip":
-                        return None
-                    raise
-                return run(tenure, lambda ctx: guarded(*args, **kwargs))
+                with self._tenure(None) as tenure:
+                    try:
+                        tenure.campaign(allowed)
+                    except LeaseBusyError:
+                        if busy == "skip":
+                            return None
+                        raise
+                    return tenure.run(lambda ctx: guarded(*args, **kwargs))
 
             return call
 
@@ -271,16 +275,9 @@ class Lock:
     def _identity(self) -> Identity:
         return self._runtime.identity(self._name)
 
-    def _hold(self, ctx: Ctx | None, timeout: float | None) -> Tenure:
-        parent, allowed = checks.parent(ctx), checks.timeout(timeout)
+    def _tenure(self, parent: Ctx | None) -> Tenure:
         runtime = self._runtime
-        identity = runtime.identity(self._name)
-        if allowed != 0:
-            return acquire(runtime, identity, parent, allowed)
-        found = acquire_at_once(runtime, identity, parent)
-        if isinstance(found, Holder):
-            raise CampaignTimeoutError(self._name, 0.0, found)
-        return found
+        return Tenure(runtime, runtime.identity(self._name), parent)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Lock):
@@ -304,20 +301,22 @@ class Hold:
     _tenure: Tenure | None = None
     _leave: Callable[[], None] | None = None
 
-    def __init__(self, acquire: Callable[[], Tenure], name: str) -> None:
-        self._acquire: Callable[[], Tenure] | None = acquire
+    def __init__(self, make: Callable[[], Tenure], timeout: float | None, name: str) -> None:
+        self._make: Callable[[], Tenure] | None = make
+        self._timeout = timeout
         self._name = name
 
     def __enter__(self) -> Ctx:
-        acquire, self._acquire = self._acquire, None
-        if acquire is None:
+        make, self._make = self._make, None
+        if make is None:
             raise UsageError(f'this hold of lease "{self._name}" was used: call hold() anew')
-        self._tenure = tenure = acquire()
+        self._tenure = tenure = make()
         try:
+            tenure.campaign(self._timeout)
             tenure.begin()
             self._leave = tenure.ctx.enter()
         except BaseException:
-            tenure.conclude("raised")
+            tenure.close()
             raise
         return tenure.ctx
 
@@ -327,14 +326,14 @@ class Hold:
         error: BaseException | None,
         traceback: types.TracebackType | None,
     ) -> None:
-        tenure = self._tenure
-        assert tenure is not None
-        assert self._leave is not None
+        tenure, leave = self._tenure, self._leave
+        if tenure is None or leave is None:
+            raise UsageError(f'this hold of lease "{self._name}" is not entered, or was left')
         try:
             loss = tenure.conclude("returned" if error is None else "raised")
         finally:
-            self._leave()
-            tenure.abandon()
+            tenure.close()
+            leave()
             self._tenure = self._leave = None  # nothing for __del__, which swallows a Ctrl-C
         if error is not None:
             note_loss(error, loss)

@@ -26,8 +26,7 @@ class Release:
     """The release of one hold.
 
     Args:
-        runtime, identity, lease, tenancy: the hold; its heartbeat has been stopped.
-        outcome: how the body ended, for the record.
+        runtime, identity, lease, tenancy: the hold.
         began: the monotonic time of the grant.
     """
 
@@ -37,7 +36,6 @@ class Release:
         identity: Identity,
         lease: Lease,
         tenancy: Tenancy,
-        outcome: str,
         began: float,
     ) -> None:
         self._runtime = runtime
@@ -46,18 +44,26 @@ class Release:
         self._identity = identity
         self._lease = lease
         self._tenancy = tenancy
-        self._outcome = outcome
         self._began = began
+        self._outcome = ""
         self._error: Exception | None = None
         self._backoff = Backoff(self._clock, self._policy.ttl / 300, self._policy.poll)
         self._settled = False
+        self._goes_on = False
         self._owed = 0.0  # seconds of the pause that did not fit into the caller's time
 
-    def run(self) -> Free | None:
+    def run(self, outcome: str) -> Free | None:
         """Release, for a ttl/30 at most; return what is then known to be free.
 
-        If it is not settled by then, a thread of its own goes on.
+        If it is not settled by then, a thread of its own goes on. The heartbeat has been stopped.
+        Called again, where Ctrl-C cut the first call short, it does what is left to do.
+
+        Args:
+            outcome: how the body ended, for the record.
         """
+        if self._settled or self._goes_on:
+            return None
+        self._outcome = outcome
         try:
             return self._until(self._clock.monotonic() + self._policy.ttl / 30)
         except _OutOfTime:
@@ -67,6 +73,7 @@ class Release:
                 self._go_on_in_a_thread()
 
     def _go_on_in_a_thread(self) -> None:
+        self._goes_on = True
         try:
             self._clock.spawn(self._go_on, f"tako-release-{self._lease.name}")
         except RuntimeError as error:  # no more threads, or the interpreter is shutting down

@@ -6,9 +6,8 @@ from types import TracebackType
 
 from tako_sync import names
 from tako_sync.errors import LeaseBusyError
-from tako_sync.record import Holder
 from tako_sync.runtime import Runtime, current
-from tako_sync.tenure import Tenure, acquire_at_once
+from tako_sync.tenure import Tenure
 
 
 class Occupation:
@@ -64,7 +63,8 @@ def occupy(name: str, runtime: Runtime | None = None) -> Occupation:
     names.part("a lease's name", name)
     home = runtime or current()
     other = Runtime(home.backend, app=home.app, env=home.env, policy=home.policy, clock=home.clock)
-    found = acquire_at_once(other, other.identity(name), None)
-    if isinstance(found, Holder):
-        raise LeaseBusyError(name, found)
-    return Occupation(found)
+    tenure = Tenure(other, other.identity(name), None)
+    holder = tenure.attempt()
+    if holder is not None:
+        raise LeaseBusyError(name, holder)
+    return Occupation(tenure)

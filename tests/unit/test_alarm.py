@@ -40,7 +40,7 @@ class Range:
         _thread.start_new_thread(counted, arguments)
 
     def call_in(self, seconds: float, fire: Callable[[], object]) -> alarm.Call:
-        return self.alarms.call_at(self.now() + seconds, fire)
+        return self.alarms.call_at(self.now() + seconds, fire, threading.Event())
 
     @property
     def threads(self) -> int:
@@ -72,7 +72,9 @@ def test_a_call_is_made_once_and_not_before_it_is_due(alarms: Range, delay: floa
     made: list[float] = []
     fired = Flag()
     due = alarms.now() + delay
-    call = alarms.alarms.call_at(due, lambda: (made.append(alarms.now()), fired.set()))
+    call = alarms.alarms.call_at(
+        due, lambda: (made.append(alarms.now()), fired.set()), threading.Event()
+    )
     wait(fired)
     assert alarms.alarms.take_back(call) is False, "it has been made"
     alarms.wait_until_all_have_ended()
@@ -181,7 +183,7 @@ def test_an_interrupt_between_taking_back_and_putting_aside_leaves_no_thread_beh
     assert call.sleeper.disarm(call)
     alarms.wait_until_all_have_ended()
     fired = Flag()
-    call.sleeper.arm(alarm.Call(alarms.now(), fired.set, call.sleeper))
+    call.sleeper.arm(alarm.Call(alarms.now(), fired.set, threading.Event(), call.sleeper))
     wait(fired)
 
 
@@ -191,7 +193,7 @@ def test_who_is_slow_to_arm_its_sleeper_finds_it_awake(alarms: Range) -> None:
     sleeper = alarms.alarms._spare.pop()
     time.sleep(3 * alarm._IDLE)
     fired = Flag()
-    sleeper.arm(alarm.Call(alarms.now() + 0.01, fired.set, sleeper))
+    sleeper.arm(alarm.Call(alarms.now() + 0.01, fired.set, threading.Event(), sleeper))
     wait(fired)
 
 
@@ -231,7 +233,7 @@ def test_alarms_that_nobody_has_any_more_are_forgotten(alarms: Range) -> None:
     before = len(fork._resettable)
     for _ in range(10):
         here = Alarms(alarms.now)
-        here.take_back(here.call_at(alarms.now() + 10, pytest.fail))
+        here.take_back(here.call_at(alarms.now() + 10, pytest.fail, threading.Event()))
     del here
     alarms.wait_until_all_have_ended()
     gc.collect()
@@ -274,7 +276,7 @@ def test_of_a_hundred_thousand_calls_none_is_missed_and_none_is_made_that_was_ta
                 if alarms.now() < due:
                     wrong.append("too early")
 
-            call = alarms.alarms.call_at(due, fire)
+            call = alarms.alarms.call_at(due, fire, threading.Event())
             if not hurry or chance.random() < 0.02:
                 kept.append((call, fired, due))
                 if len(kept) > 20:
@@ -301,3 +303,12 @@ def test_of_a_hundred_thousand_calls_none_is_missed_and_none_is_made_that_was_ta
         thread.join(55)
         assert not thread.is_alive()
     assert wrong == []
+
+
+def test_a_call_that_nobody_wants_any_more_is_made_soon_rather_than_slept_for(
+    alarms: Range,
+) -> None:
+    unwanted, made = threading.Event(), threading.Event()
+    unwanted.set()
+    alarms.alarms.call_at(alarms.now() + 3600, made.set, unwanted)
+    assert made.wait(20)
