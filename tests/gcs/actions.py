@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 from .answers import Answer, Refusal
 from .log import Request
@@ -59,16 +59,28 @@ class Action(Protocol):
     def act(self, exchange: Exchange, proceed: Proceed) -> Ending: ...
 
 
-@dataclass(frozen=True)
-class Pass:
+class _Short:
+    """Shows the fields that are not what they are by default: the log is read by people."""
+
+    def __repr__(self) -> str:
+        shown = [
+            f"{item.name}={getattr(self, item.name)!r}"
+            for item in fields(cast(Any, self))
+            if item.repr and getattr(self, item.name) != item.default
+        ]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+@dataclass(frozen=True, repr=False)
+class Pass(_Short):
     """Let it pass: in front of a fault, to choose the request that the next one meets."""
 
     def act(self, exchange: Exchange, proceed: Proceed) -> Ending:
         return proceed()
 
 
-@dataclass(frozen=True)
-class Status:
+@dataclass(frozen=True, repr=False)
+class Status(_Short):
     """Answer with an error, before the request is carried out or after it.
 
     Attributes:
@@ -95,8 +107,8 @@ class Status:
         return Reply(refusal.answer(plain=exchange.plain))
 
 
-@dataclass(frozen=True)
-class Reset:
+@dataclass(frozen=True, repr=False)
+class Reset(_Short):
     """Reset the connection (RST), before the request is carried out or after it."""
 
     after: bool = False
@@ -107,8 +119,8 @@ class Reset:
         return Torn.RESET
 
 
-@dataclass(frozen=True)
-class Drop:
+@dataclass(frozen=True, repr=False)
+class Drop(_Short):
     """Close the connection without an answer, after the request is carried out or before it."""
 
     after: bool = True
@@ -119,8 +131,8 @@ class Drop:
         return Torn.DROPPED
 
 
-@dataclass(frozen=True)
-class Stall:
+@dataclass(frozen=True, repr=False)
+class Stall(_Short):
     """Stand still until released, before the request is carried out or after it.
 
     A client that has given up meanwhile changes nothing: what was to be applied is applied
@@ -155,8 +167,8 @@ class Stall:
         exchange.hold(self.until, self.seconds)
 
 
-@dataclass(frozen=True)
-class Drip:
+@dataclass(frozen=True, repr=False)
+class Drip(_Short):
     """Carry it out, then send the answer drop by drop; once released, the rest at once.
 
     Attributes:
@@ -182,8 +194,8 @@ class Drip:
         return replace(ending, pace=Pace(self.size, self.interval, self.until))
 
 
-@dataclass(frozen=True)
-class Cut:
+@dataclass(frozen=True, repr=False)
+class Cut(_Short):
     """Carry it out, send the first ``size`` bytes of the answer, head included, and close."""
 
     size: int
@@ -193,8 +205,8 @@ class Cut:
         return ending if isinstance(ending, Torn) else replace(ending, cut=self.size)
 
 
-@dataclass(frozen=True)
-class Substitute:
+@dataclass(frozen=True, repr=False)
+class Substitute(_Short):
     """Carry it out, then answer something else in its place.
 
     Attributes:
@@ -223,8 +235,8 @@ class Substitute:
         return replace(ending, answer=Answer(status, body, headers))
 
 
-@dataclass(frozen=True)
-class Both:
+@dataclass(frozen=True, repr=False)
+class Both(_Short):
     """Two actions on one request: the outer one sees the inner one's ending as the true one."""
 
     outer: Action

@@ -34,14 +34,16 @@ class Faults:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._faults: list[tuple[Fault, list[int]]] = []
+        self._faults: list[_Entry] = []
         self._held: dict[threading.Event, int] = {}
+        self._met: set[int] = set()  # the requests under way that have met a fault
+        self._freed: set[int] = set()  # those of them that nothing holds up any more
         self._closed = False
 
     def add(self, *faults: Fault) -> None:
         """Add them behind those that are there: what stands first is used up first."""
         with self._lock:
-            self._faults += [(fault, [0]) for fault in faults]
+            self._faults += map(_Entry, faults)
 
     def clear(self) -> None:
         """Forget all faults; requests that stand in one stay there."""
@@ -49,9 +51,10 @@ class Faults:
             self._faults.clear()
 
     def release(self) -> None:
-        """Clear, and let every request go on that stands in a fault now."""
+        """Clear, and let every request go on that stands in a fault now, or is about to."""
         with self._lock:
             self._faults.clear()
+            self._freed |= self._met
             held = tuple(self._held)
         for event in held:
             event.set()
@@ -60,23 +63,37 @@ class Faults:
     def left(self) -> Sequence[Fault]:
         """Those that will still meet a request."""
         with self._lock:
-            return [fault for fault, used in self._faults if not _spent(fault, used)]
+            return [entry.fault for entry in self._faults if not entry.spent]
+
+    # --- For the server ------------------------------------------------------------------
 
     def take(self, request: Request) -> Fault | None:
-        """Return the fault that meets ``request``."""
+        """Return the fault that meets ``request``; :meth:`done` is owed afterwards."""
         with self._lock:
-            for fault, used in self._faults:
-                fits = request.matches(fault.on, fault.name) and not _spent(fault, used)
-                if fits and fault.when(request):
-                    used[0] += 1
+            entries = tuple(self._faults)
+        for entry in entries:
+            fault = entry.fault
+            # ``when`` is anyone's code, which may ask the log: not in the lock.
+            if not request.matches(fault.on, fault.name) or not fault.when(request):
+                continue
+            with self._lock:
+                if not entry.spent and entry in self._faults:
+                    entry.used += 1
+                    self._met.add(request.number)
                     return fault
         return None
 
-    def hold(self, until: threading.Event, seconds: float | None) -> bool:
+    def done(self, request: Request) -> None:
+        """Note that a request has ended."""
+        with self._lock:
+            self._met.discard(request.number)
+            self._freed.discard(request.number)
+
+    def hold(self, request: Request, until: threading.Event, seconds: float | None) -> bool:
         """Wait for ``until``; return whether the server goes on."""
         with self._lock:
-            if self._closed:
-                return False
+            if self._closed or request.number in self._freed:
+                return not self._closed
             self._held[until] = self._held.get(until, 0) + 1
         try:
             until.wait(seconds)
@@ -94,5 +111,13 @@ class Faults:
         self.release()
 
 
-def _spent(fault: Fault, used: list[int]) -> bool:
-    return fault.times is not None and used[0] >= fault.times
+@dataclass(eq=False)
+class _Entry:
+    """A fault, and how many requests it has met."""
+
+    fault: Fault
+    used: int = 0
+
+    @property
+    def spent(self) -> bool:
+        return self.fault.times is not None and self.used >= self.fault.times

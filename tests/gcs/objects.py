@@ -83,6 +83,14 @@ class Stored:
         return None if value is None else str(value)
 
 
+_CONDITIONS: Final = (
+    "ifGenerationMatch",
+    "ifGenerationNotMatch",
+    "ifMetagenerationMatch",
+    "ifMetagenerationNotMatch",
+)
+
+
 @dataclass(frozen=True)
 class Conditions:
     """The preconditions of a request; a generation of 0 stands for no object."""
@@ -94,7 +102,15 @@ class Conditions:
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> Conditions:
-        """Read them from a query."""
+        """Read them from a query.
+
+        Raises:
+            Refusal: one of them cannot be read, or is none that there is: to pass over it
+                would be to write without the condition that was asked for.
+        """
+        for key in query:
+            if key.startswith("if") and key not in _CONDITIONS:
+                raise Refusal(400, "invalidParameter", f"Unknown precondition: {key}")
 
         def number(key: str) -> int | None:
             text = query.get(key)
@@ -104,12 +120,7 @@ class Conditions:
                 raise Refusal(400, "invalidParameter", f"Invalid value for {key}: '{text}'")
             return int(text)
 
-        return cls(
-            number("ifGenerationMatch"),
-            number("ifGenerationNotMatch"),
-            number("ifMetagenerationMatch"),
-            number("ifMetagenerationNotMatch"),
-        )
+        return cls(*map(number, _CONDITIONS))
 
     def check(self, current: Stored | None, *, reading: bool) -> None:
         """Raise the refusal of a request that meets ``current``."""

@@ -198,19 +198,15 @@ class GCSServer:
             incoming = connection.receive()
         except BadRequestError as error:
             answer = Refusal(400, "badRequest", str(error)).answer(plain=True)
-            connection.send(answer.encoded(self._date()), None, self._hold)
+            connection.send(answer.encoded(self._date()))
             return False
         if incoming is None:
             return False
         if incoming.target.startswith("/_"):
             answer = control.answer(self, incoming)
-            connection.send(answer.encoded(self._date()), None, self._hold)
+            connection.send(answer.encoded(self._date()))
             return incoming.keep
         return _Exchange(self, connection, incoming).run()
-
-    def _hold(self, until: threading.Event, seconds: float | None = None) -> None:
-        if not self.faults.hold(until, seconds):
-            raise _Abandoned
 
     def _date(self) -> str | None:
         options = self.options
@@ -259,7 +255,8 @@ class _Exchange:
         )
 
     def hold(self, until: threading.Event, seconds: float | None = None) -> None:
-        self._server._hold(until, seconds)
+        if not self._server.faults.hold(self.request, until, seconds):
+            raise _Abandoned
 
     def run(self) -> bool:
         """Carry it out and answer; return whether the connection may be used again."""
@@ -276,6 +273,7 @@ class _Exchange:
                 ending = fault.action.act(self, self._proceed)
             return self._end(ending)
         finally:
+            server.faults.done(request)
             server.log.closed(request, "abandoned" if server._closing.is_set() else "unheard")
 
     def _proceed(self) -> Ending:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 HEAD_LIMIT: Final = 64 * 1024
+Hold = Callable[[threading.Event, float], None]
 
 
 class BadRequestError(Exception):
@@ -85,9 +86,9 @@ class Connection:
         keep = words[2] == "HTTP/1.1" and headers.get("connection", "").lower() != "close"
         return Incoming(words[0], words[1], headers, body, keep)
 
-    def send(self, data: bytes, pace: Pace | None, hold: Callable[..., None]) -> None:
-        """Send ``data``, at a pace if there is one."""
-        while pace is not None and data and not pace.until.is_set():
+    def send(self, data: bytes, pace: Pace | None = None, hold: Hold | None = None) -> None:
+        """Send ``data``, at a pace if there is one; ``hold`` waits between two drops."""
+        while pace is not None and hold is not None and data and not pace.until.is_set():
             self._socket.sendall(data[: pace.size])
             data = data[pace.size :]
             hold(pace.until, pace.interval)
