@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from tako_sync.ctx import Ctx
 from tako_sync.errors import UsageError
@@ -16,6 +16,10 @@ _DEFERRED: Final = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYN
 
 
 _MAX_BY: Final = 200
+
+_UNFINISHED: Final = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
+
+T = TypeVar("T")
 
 
 def parent(ctx: object) -> Ctx | None:
@@ -65,6 +69,16 @@ def _accepts_one(fn: Any) -> bool:
     return True
 
 
+def guarded(fn: object) -> None:
+    """Refuse what guard() would turn into something else than it was."""
+    if isinstance(fn, (staticmethod, classmethod)):
+        kind = type(fn).__name__
+        raise UsageError(f"write @{kind} above @lock.guard, so that guard() sees the function")
+    if isinstance(fn, type):
+        raise UsageError(f"guard() is for functions and methods, not for the class {_named(fn)}")
+    plain(fn)
+
+
 def plain(fn: object) -> None:
     """Refuse what is not a function, or does its work after it has returned."""
     if not callable(fn):
@@ -83,6 +97,18 @@ def plain(fn: object) -> None:
                 f"{_named(fn)} is a generator: the lease would be given back before it runs. "
                 "Write `with lock.hold() as ctx:` inside it"
             )
+
+
+def finished(value: T) -> T:
+    """Return what a body has returned, unless its work is only to be done, by what that is."""
+    if isinstance(value, _UNFINISHED):
+        if isinstance(value, types.CoroutineType):
+            value.close()  # or it would be reported as never awaited, too
+        raise UsageError(
+            f"the body has returned a {type(value).__name__}, whose work would be done after the "
+            "lease is given back: do it inside, and return its result"
+        )
+    return value
 
 
 def _named(fn: object) -> str:

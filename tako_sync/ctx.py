@@ -121,6 +121,8 @@ class Ctx:
     @classmethod
     def background(cls, clock: Clock | None = None) -> Ctx:
         """Return a ctx without lease or deadline, cancelled only by hand."""
+        if clock is not None and not isinstance(clock, Clock):
+            raise UsageError(f"clock is a tako_sync.abc.Clock, not {clock!r}")
         return cls(clock or SystemClock())
 
     # --- Asking
@@ -226,8 +228,10 @@ class Ctx:
     def on_cancel(self, fn: Callable[[], object]) -> Callable[[], None]:
         """Call ``fn`` once when the ctx is cancelled, at once if it is; return what undoes this.
 
-        It runs in the thread that cancels. What it raises is logged.
+        It runs in the thread that cancels. An ``Exception`` that it raises is logged.
         """
+        if not callable(fn):
+            raise UsageError(f"on_cancel takes a function, not {fn!r}")
 
         def call() -> None:
             try:
@@ -265,6 +269,8 @@ class Ctx:
 
     def wrap(self, fn: Callable[..., T]) -> Callable[..., T]:
         """Return ``fn`` so that :func:`current_ctx` finds this ctx inside it, in any thread."""
+        if not callable(fn):
+            raise UsageError(f"wrap takes a function, not {fn!r}")
         entered = _Entered(self, _current.get())
 
         @functools.wraps(fn)

@@ -112,7 +112,8 @@ class LeaseLostError(TakoError):
         lease: the lease's name.
         reason: a :class:`LossReason`.
         fence: the fencing token of the lost hold.
-        value: what the body returned, if it returned all the same; else None.
+        value: what the body returned, if it returned all the same; else None. Also None in
+            a pickled copy, where it cannot be pickled: the news of the loss counts more.
     """
 
     def __init__(self, lease: str, reason: LossReason, fence: int, value: Any = None) -> None:
@@ -124,6 +125,37 @@ class LeaseLostError(TakoError):
         self.reason = reason
         self.fence = fence
         self.value = value
+
+    def __reduce__(self) -> tuple[Callable[..., TakoError], tuple[Any, ...]]:
+        state = {name: held for name, held in self.__dict__.items() if name != "value"}
+        return _revive_lost, (type(self), self.args, state, _IfItCan(self.value))
+
+
+class _IfItCan:
+    """A value that goes along into a copy; into a pickle only if it can be pickled."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _IfItCan:
+        import copy
+
+        return _IfItCan(copy.deepcopy(self.value, memo))
+
+    def __reduce__(self) -> tuple[type[_IfItCan], tuple[Any]]:
+        import pickle
+
+        try:
+            pickle.dumps(self.value)
+        except Exception:  # noqa: BLE001 - whatever the value's own code raises
+            return _IfItCan, (None,)
+        return _IfItCan, (self.value,)
+
+
+def _revive_lost(
+    cls: type[TakoError], args: tuple[Any, ...], state: dict[str, Any], value: _IfItCan
+) -> TakoError:
+    return _revive(cls, args, {**state, "value": value.value})
 
 
 class CtxCancelledError(TakoError):

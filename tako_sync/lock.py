@@ -182,7 +182,7 @@ class Lock:
         allowed = timeout if timeout is not None or busy == "wait" else 0.0
 
         def decorate(guarded: Callable[..., Any]) -> Callable[..., Any]:
-            checks.plain(guarded)
+            checks.guarded(guarded)
 
             @functools.wraps(guarded)
             def call(*args: Any, **kwargs: Any) -> Any:

@@ -117,6 +117,11 @@ class Runtime:
         self.env = names.part("env", env)
         self.policy = _checked("policy", LeasePolicy() if policy is None else policy, LeasePolicy)
         self.clock = _checked("clock", SystemClock() if clock is None else clock, Clock)
+        if isinstance(backend, os.PathLike):
+            raise ConfigurationError(
+                f"backend {os.fspath(backend)!r} is a path: write sqlite:///absolute/path, or "
+                "SqliteLease(path)"
+            )
         self.backend = connect(backend) if isinstance(backend, str) else backend
         _checked("backend", self.backend, LeaseBackend)
         if len(_checked("note", note, str)) > _MAX_NOTE:
@@ -285,14 +290,14 @@ def _resolve(
 
 
 def _part_of(environ: Mapping[str, str], variable: str, default: str) -> str:
-    return names.part(variable, environ.get(variable, default))
+    return names.part(variable, environ.get(variable) or default)
 
 
 def _backend_of(environ: Mapping[str, str]) -> str | None:
     if url := environ.get("TAKO_BACKEND"):
         return url
     if project := environ.get("TAKO_PROJECT"):
-        return f"gs://{project}-tako"
+        return f"gs://{names.part('TAKO_PROJECT', project)}-tako"
     return None
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, TypeVar
 
+from tako_sync import checks
 from tako_sync.campaign import Campaign, longest_poll
 from tako_sync.claim import Grant
 from tako_sync.ctx import Ctx, enclosing_leases
@@ -153,7 +154,7 @@ class Tenure:
             self.begin()
             leave = self.ctx.enter()
             try:
-                value = body(self.ctx)
+                value = checks.finished(body(self.ctx))
             finally:
                 leave()
         except BaseException as error:

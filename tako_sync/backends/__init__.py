@@ -54,6 +54,11 @@ def connect(url: str) -> LeaseBackend:
         path = rest.lstrip("/")
         if not rest.startswith("///") or not path:
             raise ConfigurationError(f"backend {_shown(url)!r}: write sqlite:///absolute/path")
+        if path.startswith("~") or "?" in path or "#" in path:
+            raise ConfigurationError(
+                f"backend {_shown(url)!r}: after sqlite:/// stands the absolute path alone; no ~ "
+                "and no options (SqliteLease(path) takes any path)"
+            )
         from tako_sync.backends.sqlite import SqliteLease
 
         # Absolute, always: two processes with different working directories that read one

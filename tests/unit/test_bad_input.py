@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import logging
@@ -10,7 +11,9 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,10 +24,17 @@ import tako_sync as tako
 from tako_sync import runtime as binding
 from tako_sync.backends.memory import MemoryLease
 from tako_sync.ctx import Ctx
-from tako_sync.errors import ConfigurationError, TakoError, UsageError
+from tako_sync.errors import (
+    ConfigurationError,
+    LeaseLostError,
+    LossReason,
+    TakoError,
+    UsageError,
+)
 from tako_sync.lock import Lock
 from tako_sync.policy import LeasePolicy
 from tako_sync.runtime import Runtime
+from tako_sync.tenure import note_loss
 from tako_sync.testing.clock import FakeClock
 from tako_sync.testing.faults import FaultyBackend
 
@@ -300,7 +310,7 @@ def test_a_url_that_names_no_backend_is_refused_by_configure(url: str) -> None:
     assert refusal(lambda: tako.configure(backend=url)) == URLS[url]
 
 
-@pytest.mark.parametrize("backend", [7, object, MemoryLease, {"memory": 1}, Path("/tmp/x")])
+@pytest.mark.parametrize("backend", [7, object, MemoryLease, {"memory": 1}])
 def test_a_backend_that_is_none_is_refused_by_configure(backend: Any) -> None:
     """The class in place of an instance is the usual slip."""
     text = refusal(lambda: tako.configure(backend=backend))
@@ -717,9 +727,121 @@ def test_an_error_of_bad_input_survives_pickling() -> None:
     assert (type(again), str(again)) == (ConfigurationError, str(caught.value))
 
 
+def test_a_loss_reaches_another_process_even_if_the_bodys_value_cannot() -> None:
+    for value, arrives in ((42, 42), (threading.Lock(), None), (lambda: None, None)):
+        error = LeaseLostError("reindex", LossReason.TAKEN, 7, value)
+        again = pickle.loads(pickle.dumps(error))
+        assert (again.reason, again.fence, again.value) == (LossReason.TAKEN, 7, arrives)
+        assert copy.copy(error).value is value
+
+
 def test_the_refusals_come_from_the_line_that_is_wrong() -> None:
     """The traceback ends one or two frames below the user's call, not in a thread."""
     with pytest.raises(ConfigurationError) as caught:
         Lock("..")
     assert caught.traceback[0].path == Path(inspect.getfile(inspect.currentframe()))  # type: ignore[arg-type]
     assert len(caught.traceback) <= 4
+
+
+# --- What is noticed only when it is there ------------------------------------------------------
+
+
+def _generator(ctx: Ctx) -> Iterator[int]:
+    yield 1
+
+
+async def _coroutine(ctx: Ctx) -> int:
+    return 1
+
+
+async def _async_generator(ctx: Ctx) -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize("deferred", [_generator, _coroutine, _async_generator])
+def test_a_body_that_returns_work_still_to_be_done_is_refused(
+    deferred: Callable[[Ctx], Any],
+) -> None:
+    def hidden(ctx: Ctx) -> Any:
+        return deferred(ctx)
+
+    tako.configure(backend="memory:")
+    lock = Lock("reindex")
+    ways: list[Callable[[], object]] = [
+        lambda: lock.do(hidden),
+        lambda: lock.try_do(hidden),
+        lock.guard(lambda: deferred(tako.current_ctx())),
+    ]
+    for way in ways:
+        text = refusal(way, UsageError)
+        assert "whose work would be done after the lease is given back" in text
+    assert lock.holder() is None
+
+
+def test_guard_says_what_it_cannot_guard() -> None:
+    lock: Any = Lock("reindex")
+    assert refusal(lambda: lock.guard(staticmethod(print)), UsageError) == (
+        "write @staticmethod above @lock.guard, so that guard() sees the function"
+    )
+    assert refusal(lambda: lock.guard(classmethod(print)), UsageError) == (
+        "write @classmethod above @lock.guard, so that guard() sees the function"
+    )
+    assert refusal(lambda: lock.guard(Counter), UsageError) == (
+        "guard() is for functions and methods, not for the class Counter"
+    )
+
+
+def test_a_ctx_refuses_what_is_no_function_and_no_clock() -> None:
+    ctx: Any = Ctx.background()
+    refusals: dict[str, Callable[[], object]] = {
+        "on_cancel takes a function, not None": lambda: ctx.on_cancel(None),
+        "wrap takes a function, not 1": lambda: ctx.wrap(1),
+        "clock is a tako_sync.abc.Clock, not 1": lambda: ctx.background(clock=1),
+    }
+    for text, call in refusals.items():
+        assert refusal(call, UsageError) == text
+
+
+@pytest.mark.parametrize("url", ["sqlite:///~/x.db", "sqlite:///x.db?mode=ro", "sqlite:////x#1"])
+def test_after_sqlite_stands_a_path_alone(url: str) -> None:
+    assert "stands the absolute path alone" in refusal(lambda: tako.configure(backend=url))
+
+
+def test_a_path_in_place_of_a_backend_is_told_what_to_write(tmp_path: Path) -> None:
+    backend: Any = tmp_path / "x.db"
+    assert "write sqlite:///absolute/path, or SqliteLease(path)" in refusal(
+        lambda: tako.configure(backend=backend)
+    )
+
+
+def test_an_empty_variable_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("APP", "ENV", "PROJECT"):
+        monkeypatch.setenv(f"TAKO_{name}", "")
+    monkeypatch.setenv("TAKO_BACKEND", "memory:")
+    assert str(tako.configure().identity("x")) == "app/dev/x"
+
+
+def test_a_wrong_project_is_refused_by_its_variables_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAKO_PROJECT", "My Project")
+    assert refusal(tako.configure).startswith("TAKO_PROJECT 'My Project'")
+
+
+def test_a_block_that_was_left_or_never_entered_cannot_be_left() -> None:
+    tako.configure(backend="memory:")
+    hold = Lock("reindex").hold()
+    with pytest.raises(UsageError, match="is not entered, or was left"):
+        hold.__exit__(None, None, None)
+    hold = Lock("reindex").hold()
+    with hold:
+        pass
+    with pytest.raises(UsageError, match="is not entered, or was left"):
+        hold.__exit__(None, None, None)
+
+
+def test_an_error_that_takes_no_note_comes_out_of_a_lost_hold_all_the_same() -> None:
+    class Deaf(Exception):
+        def add_note(self, note: str) -> None:
+            raise RuntimeError("no room")
+
+    error = Deaf()
+    note_loss(error, LeaseLostError("reindex", LossReason.TAKEN, 7))

@@ -785,7 +785,7 @@ def test_a_generator_made_in_a_body_and_consumed_after_it_finds_no_ctx(world: Wo
         except UsageError as error:
             yield error
 
-    first = world.host().lock().do(lambda ctx: rows())
+    first, _count = world.host().lock().do(lambda ctx: (rows(), 1))
     assert isinstance(next(first), UsageError)
     first.close()
 
