@@ -7,7 +7,7 @@ from urllib.parse import quote
 import pytest
 from google.api_core import exceptions
 
-from gcs.kit import Bucket, ask, bucket_of, get, put
+from gcs.kit import Bucket, ask, bucket_of, get, put, response_of
 from gcs.objects import crc32c
 from gcs.server import GCSServer
 
@@ -161,7 +161,7 @@ def test_a_second_change_within_the_interval_is_not_applied() -> None:
         now[0] += 0.9
         with pytest.raises(exceptions.TooManyRequests) as caught:
             put(bucket, "x", "second", if_generation_match=first)
-        error = caught.value.response.json()["error"]["errors"][0]
+        error = response_of(caught.value).json()["error"]["errors"][0]
         assert error["reason"] == "rateLimitExceeded"
         with pytest.raises(exceptions.TooManyRequests):
             bucket.blob("x").delete(retry=None)

@@ -13,7 +13,7 @@ import pytest
 from google.api_core import exceptions
 
 from gcs.answers import Answer
-from gcs.kit import Bucket, ask, bucket_of, get, put
+from gcs.kit import PATIENCE, Bucket, ask, bucket_of, get, put, response_of
 from gcs.server import GCSServer
 
 THREADS = 16
@@ -41,7 +41,7 @@ def test_a_create_of_what_is_there_is_refused(gcs_server: GCSServer, bucket: Buc
     put(bucket, "x", "first", if_generation_match=0)
     with pytest.raises(exceptions.PreconditionFailed) as caught:
         put(bucket, "x", "second", if_generation_match=0)
-    assert caught.value.response.json()["error"]["errors"][0]["reason"] == "conditionNotMet"
+    assert response_of(caught.value).json()["error"]["errors"][0]["reason"] == "conditionNotMet"
     assert _body(gcs_server) == b"first"
     assert [request.committed for request in gcs_server.requests("write")] == [True, False]
 
@@ -147,7 +147,7 @@ def test_a_precondition_that_is_not_understood_is_refused(
 
 def test_of_fifty_creates_at_once_one_wins(gcs_server: GCSServer, bucket: Bucket) -> None:
     """Each over a connection of its own."""
-    start = threading.Barrier(50)
+    start = threading.Barrier(50, timeout=PATIENCE)
     head, tail = b"--m\r\n\r\n{}\r\n--m\r\n\r\n", b"\r\n--m--"
     target = "/upload/storage/v1/b/bucket/o?uploadType=multipart&name=x&ifGenerationMatch=0"
 
@@ -166,7 +166,7 @@ def test_of_fifty_creates_at_once_one_wins(gcs_server: GCSServer, bucket: Bucket
 def test_of_racing_overwrites_one_wins_each_round(gcs_server: GCSServer, bucket: Bucket) -> None:
     """Sixteen threads read the same generation and write on it: no update is lost."""
     put(bucket, "x", "0")
-    start = threading.Barrier(THREADS)
+    start = threading.Barrier(THREADS, timeout=PATIENCE)
 
     def bump(number: int) -> int:
         won = 0
@@ -276,7 +276,6 @@ def test_a_client_keeps_its_connection(gcs_server: GCSServer, bucket: Bucket) ->
 
 def test_closing_ends_all_threads_and_connections() -> None:
     """Idle keep-alive connections and one that is stuck in a request included."""
-    before = threading.active_count()
     server = GCSServer(delay=1000.0)
     with ThreadPoolExecutor(4) as pool, bucket_of(server.url) as bucket:
         stuck = [pool.submit(get, bucket, "x") for _ in range(4)]
@@ -284,7 +283,7 @@ def test_closing_ends_all_threads_and_connections() -> None:
         server.close()
         for future in stuck:
             assert isinstance(future.exception(), Exception)
-    assert threading.active_count() == before
+    assert not [t for t in threading.enumerate() if t.name.startswith(f"gcs {server.url}")]
     assert {request.outcome for request in server.requests()} == {"abandoned"}
 
 
