@@ -72,9 +72,9 @@ def _answer(server: GCSServer, incoming: Incoming) -> Answer:
     elif order == "POST options":
         server.set(**sent)
     elif order == "POST bucket":
-        server.metadata.update(sent)
+        server.describe(**sent)
     elif order == "DELETE log":
-        server.log.clear()
+        server.forget()
     elif order == "GET log":
         return of_json([of_request(request) for request in server.requests()])
     elif order == "GET state":

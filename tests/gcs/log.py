@@ -7,9 +7,11 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Final
 
 Predicate = Callable[["Request"], bool]
+SHOWN: Final = 200
+"""The last requests that the log shows to people: a storm has tens of thousands."""
 
 
 @dataclass
@@ -133,4 +135,8 @@ class Log:
                 raise AssertionError(f"not within {timeout:g} s:\n{self}")
 
     def __str__(self) -> str:
-        return "\n".join(map(repr, self.requests())) or "no requests"
+        requests = self.requests()
+        lines = [repr(request) for request in requests[-SHOWN:]]
+        if len(requests) > SHOWN:
+            lines.insert(0, f"... {len(requests) - SHOWN} before")
+        return "\n".join(lines) or "no requests"

@@ -55,7 +55,7 @@ class GCSServer:
     Attributes:
         url: where it is: what clients take as their endpoint.
         bucket: the name of the bucket.
-        metadata: of the bucket, as it answers them; change the dictionary.
+        metadata: of the bucket, as it answers them.
         options: how it behaves; change them.
         faults: what fails.
         log: what was asked.
@@ -98,6 +98,14 @@ class GCSServer:
     def set(self, **options: Any) -> None:
         """Change options: ``server.set(date_shift=-60, send_last_modified=False)``."""
         self.options.set(options)
+
+    def describe(self, **metadata: Any) -> None:
+        """Change the bucket's metadata: ``server.describe(versioning={"enabled": True})``."""
+        self.metadata.update(metadata)
+
+    def forget(self) -> None:
+        """Empty the log."""
+        self.log.clear()
 
     def put(self, name: str, body: bytes, **properties: Any) -> Stored:
         """Store an object as someone else would: no request, no log, no rate."""

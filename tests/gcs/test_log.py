@@ -9,7 +9,8 @@ from google.api_core import exceptions
 
 from gcs.actions import Stall
 from gcs.faults import Fault
-from gcs.kit import PATIENCE, Bucket, get, new_client, put
+from gcs.kit import PATIENCE, Bucket, ask, get, new_client, put
+from gcs.log import SHOWN
 from gcs.server import GCSServer
 
 
@@ -62,3 +63,12 @@ def test_the_clients_hidden_request_is_counted(
     gcs_server.wait(lambda: gcs_server.count("bucket", when=lambda r: r.status == 200) == 1)
     client.close()
     assert gcs_server.count() == 2
+
+
+def test_a_long_log_shows_its_end(gcs_server: GCSServer, bucket: Bucket) -> None:
+    for number in range(SHOWN + 3):
+        ask(gcs_server.url, "GET", f"/storage/v1/b/bucket/o/{number}")
+    lines = str(gcs_server.log).splitlines()
+    assert len(lines) == SHOWN + 1 and lines[0] == "... 3 before"
+    gcs_server.forget()
+    assert str(gcs_server.log) == "no requests"

@@ -79,7 +79,7 @@ def test_a_resumable_upload_is_refused_clearly(gcs_server: GCSServer) -> None:
 
 
 def test_a_bucket_is_as_its_owner_made_it(gcs_server: GCSServer, bucket: Bucket) -> None:
-    gcs_server.metadata.update(
+    gcs_server.describe(
         location="US",
         versioning={"enabled": True},
         retentionPolicy={"retentionPeriod": "3600", "isLocked": False},

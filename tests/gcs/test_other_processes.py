@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import quote
 
 import pytest
 import requests
@@ -14,7 +16,7 @@ from gcs import canned, control
 from gcs.actions import Action, Both, Cut, Drip, Drop, Pass, Reset, Stall, Status, Substitute
 from gcs.faults import Fault
 from gcs.independent import IndependentServer
-from gcs.kit import ask, bucket_of, get, put
+from gcs.kit import Blob, ask, bucket_of, get, put
 from gcs.process import GCSProcess
 from gcs.server import GCSServer
 
@@ -122,6 +124,49 @@ def test_a_server_in_the_parent_serves_on_when_a_child_has_gone(gcs_server: GCSS
         assert os.waitpid(pid, 0)[1] == 0
         assert get(bucket, "x").content == b"body"
     assert gcs_server.connections == 1
+
+
+def test_both_servers_agree_on_all_that_a_lease_needs(
+    gcs_server: GCSServer, independent_server: IndependentServer
+) -> None:
+    """Ours was written by those who test with it; the other one was not."""
+    outcomes = [
+        _use(server.url, server.bucket, "agree/x y") for server in (gcs_server, independent_server)
+    ]
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0][:4] == [(404, b""), (412, b""), (200, b"first"), (412, b"")]
+
+
+def _use(url: str, name: str, key: str) -> list[tuple[int | None, bytes]]:
+    """Create, overwrite, read and list; return what came of each step."""
+    seen: list[tuple[int | None, bytes]] = []
+    with bucket_of(url, name) as bucket:
+
+        def step(do: Callable[[], Blob]) -> int:
+            try:
+                blob = do()
+            except exceptions.GoogleAPICallError as error:
+                seen.append((error.code, b""))
+                return 0
+            seen.append((200, blob.download_as_bytes(retry=None)))
+            return int(blob.generation)
+
+        step(lambda: get(bucket, key))
+        step(lambda: put(bucket, key, "late", if_generation_match=12345))
+        first = step(lambda: put(bucket, key, "first", if_generation_match=0))
+        step(lambda: put(bucket, key, "late", if_generation_match=0))
+        step(lambda: put(bucket, key, "late", if_generation_match=first - 1))
+        second = step(lambda: put(bucket, key, "second", if_generation_match=first))
+        step(lambda: put(bucket, key, "late", if_generation_match=first))
+        assert step(lambda: get(bucket, key)) == second != first
+        status, headers, body = ask(
+            url, "GET", f"/download/storage/v1/b/{name}/o/{quote(key, safe='')}?alt=media"
+        )
+        assert {"Date", "Last-Modified", "X-Goog-Generation", "X-Goog-Hash"} <= set(headers)
+        seen.append((status, body))
+        listed = bucket.list_blobs(prefix="agree/", retry=None)
+        seen += [(None, blob.name.encode()) for blob in listed]
+    return seen
 
 
 def test_the_independent_server_swaps_and_reads(independent_server: IndependentServer) -> None:
