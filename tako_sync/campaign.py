@@ -11,13 +11,14 @@ import threading
 from collections.abc import Callable
 from typing import Final, cast
 
-from tako_sync import record, rules
+from tako_sync import fork, record, rules
 from tako_sync.claim import Claim, Draft, Finding, Grant, OwnBroken
 from tako_sync.ctx import Ctx
 from tako_sync.errors import (
     BackendDeniedError,
     BackendUnavailableError,
     CampaignTimeoutError,
+    CtxCancelledError,
     RecordUnreadableError,
     VersionConflictError,
 )
@@ -71,7 +72,7 @@ class Campaign:
         self._parent = parent
         self._limit = limit
         self._timeout = timeout
-        self._started = self._clock.monotonic()
+        self._generation = fork.generation()
         self._claim = Claim(identity, runtime.owner(), runtime.terms)
         self._retry: Free | None = None  # what a write in doubt was about: write it again
         self._holder: Holder | None = None
@@ -187,7 +188,8 @@ class Campaign:
         self._local = self._local or self._not_yet_freed()
         self._known.streak = None  # others have had their turn
         pause = self._policy.jittered(self._policy.poll, self._clock.random())
-        spread = self._policy.poll * self._policy.jitter * self._clock.random()
+        # Over a whole poll: all who wait see the same expiry, and a part of one makes a herd.
+        spread = min(self._policy.poll, self._policy.heartbeat) * self._clock.random()
         return Pause(min(pause, found.left + spread))
 
     def _not_yet_freed(self) -> Lease | None:
@@ -279,10 +281,12 @@ class Campaign:
         cancelled = self._parent is not None and self._parent.cancelled
         return not cancelled and self._clock.monotonic() < grant.deadline
 
-    def _give_back(
-        self, ours: record.Record, version: Version, within: float | None = None
-    ) -> None:
-        """Free a record of ours that nobody will hold. At worst it becomes free by its age."""
+    def _give_back(self, ours: record.Record, version: Version, within: float = 0.0) -> None:
+        """Free a record of ours that nobody will hold. At worst it becomes free by its age.
+
+        Args:
+            within: seconds; by default a moment, as the caller's campaign is over.
+        """
         self._retry = None
         freed = rules.released(ours, nonce(), self._clock.wall(), "given back")
         try:
@@ -290,7 +294,7 @@ class Campaign:
                 self._identity.key,
                 freed.encode(),
                 expect=version,
-                within=within or self._policy.request_timeout,
+                within=within or self._policy.ttl / 60,
             )
         except Exception as error:  # noqa: BLE001 - whatever it is, the campaign's own end counts
             log.debug("lease %s: not given back: %r", self._identity.name, error)
@@ -306,7 +310,7 @@ class Campaign:
             if not self._withdrawn:
                 self._strays.append(stray)
                 return
-        self._give_back(stray.record, stray.version)
+        self._give_back(stray.record, stray.version, self._policy.request_timeout)
 
     def _hand_on(self, grant: Grant, take: Taker) -> None:
         self._known.free = None
@@ -322,21 +326,24 @@ class Campaign:
         for stray in self._strays:
             self._give_back(stray.record, stray.version)
         if error is not None and not isinstance(error, Exception) and self._claim.in_doubt:
-            # Ctrl-C may have struck between the storage's answer and its reader. A moment for
-            # each of the two requests, as the process may be about to end.
-            moment = self._policy.ttl / 60
+            # Ctrl-C may have struck between the storage's answer and its reader. For a moment
+            # only, as the process may be about to end.
             try:
-                sighting = look(self._runtime, self._identity, within=moment)
+                sighting = look(self._runtime, self._identity, within=self._policy.ttl / 60)
                 finding = self._claim.saw(sighting)
             except Exception as trouble:  # noqa: BLE001 - it ages out, and `error` counts
                 log.debug("lease %s: not looked at again: %r", self._identity.name, trouble)
             else:
                 if isinstance(finding, Grant):
-                    self._give_back(finding.record, finding.version, moment)
+                    self._give_back(finding.record, finding.version)
 
     # --- Time
 
     def _go_on(self) -> None:
+        if self._generation != fork.generation():
+            # A signal handler or a listener forked in here. The parent has the same writes to
+            # recognise: both would take the one grant for theirs.
+            raise CtxCancelledError("the process was forked in the midst of this campaign")
         if self._parent is not None:
             self._parent.check()
         if self._clock.monotonic() >= self._limit:

@@ -10,7 +10,7 @@ import logging
 from typing import Final
 
 from tako_sync.abc import Task
-from tako_sync.errors import BackendError, VersionConflictError
+from tako_sync.errors import BackendError, BackendUnavailableError, VersionConflictError
 from tako_sync.events import HandoverRequested, Recovered, Renewed, Unreachable
 from tako_sync.flag import Flag
 from tako_sync.lease import Lease
@@ -145,8 +145,9 @@ class Heartbeat:
             self._lease.lose(standing.reason)
             return True
         self._look_for_handover()
-        moved = self._tenancy.version != before
-        return Pause(0.0) if moved else self._backoff.failed()
+        if self._tenancy.version != before:
+            return Pause(0.0)
+        return self._failed(BackendUnavailableError("refused, though nobody has changed it"))
 
     def _landed(self, standing: Landed, due: float) -> bool:
         if not self._lease.prolong(standing.sent):

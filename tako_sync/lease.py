@@ -23,6 +23,9 @@ from tako_sync.record import Holder, moment
 class Lease:
     """One hold of a lease, from the grant to its end.
 
+    Args:
+        generation: of the process that campaigned: a forked child is another.
+
     Attributes:
         name: the lease's name.
         owner: the identity string in the record.
@@ -34,7 +37,12 @@ class Lease:
     """
 
     def __init__(
-        self, name: str, grant: Grant, clock: Clock, tell: Callable[[Event], None]
+        self,
+        name: str,
+        grant: Grant,
+        clock: Clock,
+        tell: Callable[[Event], None],
+        generation: int,
     ) -> None:
         self.name = name
         self.owner = grant.record.owner
@@ -56,7 +64,7 @@ class Lease:
         # Reentrant: a collection of garbage may strike inside, and drop a hold that was forgotten.
         self._lock = threading.RLock()
         self._end: BaseException | None = None
-        self._generation = fork.generation()
+        self._generation = generation
 
     @property
     def end(self) -> BaseException | None:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, TypeVar
 
-from tako_sync import checks
+from tako_sync import checks, fork
 from tako_sync.campaign import Campaign, longest_poll
 from tako_sync.claim import Grant
 from tako_sync.ctx import Ctx, enclosing_leases
@@ -66,6 +66,7 @@ class Tenure:
         self._parent = parent
         self._known = runtime.known(identity.key)
         self._started = runtime.clock.monotonic()
+        self._generation = fork.generation()
         self._taken = False
         self._over = False
 
@@ -119,7 +120,7 @@ class Tenure:
 
     def _take(self, grant: Grant, campaign: Campaign) -> None:
         runtime, name = self._runtime, self._identity.name
-        self.lease = lease = Lease(name, grant, runtime.clock, runtime.tell)
+        self.lease = lease = Lease(name, grant, runtime.clock, runtime.tell, self._generation)
         self.ctx = Ctx(runtime.clock, parent=self._parent, lease=lease)
         tenancy = Tenancy(grant)
         self._heartbeat = Heartbeat(runtime, self._identity, lease, tenancy, grant.sent)

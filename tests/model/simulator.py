@@ -476,7 +476,7 @@ class Hold:
     def __init__(self, process: Process, job: Job, grant: Grant) -> None:
         self.process = process
         self.clock = process.clock
-        self.lease = Lease(IDENTITY.name, grant, process.clock, self._told)
+        self.lease = Lease(IDENTITY.name, grant, process.clock, self._told, 0)
         self.tenancy = Tenancy(grant)
         self.losses = 0
         self._first = grant.sent

@@ -386,7 +386,7 @@ def test_a_fork_beside_a_campaign_leaves_the_child_no_line_to_wait_in() -> None:
     assert answers == sorted(answers)
 
 
-@pytest.mark.parametrize("moment", ["_write", "_sleep", "_settle", "_granted"])
+@pytest.mark.parametrize("moment", ["_attempt", "_write", "_sleep", "_hand_on"])
 def test_a_fork_at_any_moment_of_a_campaign_leaves_the_child_able_to_campaign(
     moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -295,7 +295,7 @@ def test_setting_the_time_of_day_during_a_campaign_changes_no_pause_and_no_timeo
     world.clock.step_wall(-step)
     assert not first.done
     world.advance(13)
-    assert TTL <= first.result() <= TTL + 0.5
+    assert TTL <= first.result() <= TTL + 2.0
     assert second.result() == "in"
 
 
@@ -366,8 +366,8 @@ def test_observation_waits_for_the_records_ttl_and_margin_not_for_its_own(
     running = timeless.start(lambda: host.lock().do(lambda ctx: timeless.clock.monotonic() - begun))
     timeless.advance(ttl + margin - 0.001)
     assert not running.done
-    timeless.advance(0.5 + 0.001)
-    assert ttl + margin <= running.result() <= ttl + margin + 0.5
+    timeless.advance(2.0 + 0.001)
+    assert ttl + margin <= running.result() <= ttl + margin + 2.0
 
 
 def test_observation_begins_anew_at_each_change(timeless: World) -> None:
@@ -381,7 +381,7 @@ def test_observation_begins_anew_at_each_change(timeless: World) -> None:
     timeless.advance(TTL + MARGIN - 0.1)
     assert not running.done
     timeless.advance(POLL + 0.6)
-    assert 80 + TTL + MARGIN <= running.result() <= 80 + POLL + TTL + MARGIN + 0.5
+    assert 80 + TTL + MARGIN <= running.result() <= 80 + POLL + TTL + MARGIN + 2.0
 
 
 def test_one_attempt_cannot_observe_but_a_process_that_looks_again_can(timeless: World) -> None:
@@ -413,7 +413,7 @@ def test_observation_counts_from_the_answer_and_not_from_the_question(timeless: 
     put(timeless, a_record())
     timeless.advance(1)
     gate.open()
-    timeless.advance(TTL + MARGIN + 0.5)
+    timeless.advance(TTL + MARGIN + 2.0)
     assert running.result() >= 4 + TTL + MARGIN
 
 

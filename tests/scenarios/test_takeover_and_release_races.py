@@ -519,7 +519,7 @@ def test_thousands_of_cycles_on_the_system_clock_leave_a_free_lease() -> None:
 def test_a_grant_whose_answer_comes_after_its_own_deadline_is_none(world: World, way: str) -> None:
     """Applied at once, answered a ttl and a second later; a second contender polls meanwhile."""
     a, b = world.host("a"), world.host("b")
-    a.storage.script("write", delay(after=TTL + 1.0, deaf=True))
+    a.storage.script("write", delay(after=TTL + 3.0, deaf=True))
     late, other = Work(world), Work(world)
     start = world.clock.monotonic()
     call: Callable[[], Any] = lambda: (  # noqa: E731
@@ -528,7 +528,7 @@ def test_a_grant_whose_answer_comes_after_its_own_deadline_is_none(world: World,
     first = world.start(call, "a")
     second = world.start(lambda: b.lock().do(other), "b")
 
-    world.advance(TTL + POLL + 1.0)
+    world.advance(TTL + POLL + 3.0)
 
     assert not late.began, "the body was started on a dead grant"
     assert len(other.began) == 1 and other.began[0] - start >= TTL
