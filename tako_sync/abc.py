@@ -82,6 +82,17 @@ class LeaseBackend(abc.ABC):
             timeout: as in :meth:`read`.
         """
 
+    def written(self, key: str, version: Version, *, timeout: float) -> Interval | None:
+        """Return when ``version`` of ``key`` was written, where :meth:`read` could not tell.
+
+        For storages where that costs a request more. It is asked where a takeover hangs on it,
+        and only if ``now`` of the read is known.
+
+        Returns:
+            as ``written`` of a snapshot; None if unknown, or if another version stands there.
+        """
+        return None
+
     @abc.abstractmethod
     def list(self, prefix: str, *, timeout: float) -> Iterable[str]:
         """Return the keys that begin with ``prefix``, in no particular order.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, Generic, TypeVar
 
-from tako_sync.abc import Absent, Clock, LeaseBackend, Snapshot, Version
+from tako_sync.abc import Absent, Clock, Interval, LeaseBackend, Snapshot, Version
 from tako_sync.errors import BackendUnavailableError
 from tako_sync.flag import Flag
 
@@ -63,6 +63,17 @@ class Requests:
             within,
             give_up,
             late,
+        )
+
+    def written(
+        self, key: str, version: Version, *, within: float, give_up: Flag | None = None
+    ) -> Interval | None:
+        """Ask when ``version`` was written; raises ``BackendUnavailableError`` as :meth:`read`."""
+        return self._call(
+            lambda timeout: self._backend.written(key, version, timeout=timeout),
+            within,
+            give_up,
+            None,
         )
 
     def list(self, prefix: str, *, within: float) -> list[str]:

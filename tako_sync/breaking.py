@@ -16,7 +16,7 @@ from tako_sync.errors import (
     UsageError,
     VersionConflictError,
 )
-from tako_sync.look import look
+from tako_sync.look import look_to_judge
 from tako_sync.record import Holder, Identity, Record, State, printable
 from tako_sync.rules import Free, Held, Sighting
 from tako_sync.runtime import Runtime, nonce
@@ -90,7 +90,7 @@ def request_handover(
 
 
 def _look(runtime: Runtime, identity: Identity) -> Sighting:
-    sighting = look(runtime, identity, within=runtime.policy.request_timeout)
+    sighting = look_to_judge(runtime, identity, within=runtime.policy.request_timeout)
     content = sighting.content
     if isinstance(content, Record) and content.identity != identity:
         raise NameCollisionError(identity.key, str(identity), str(content.identity))

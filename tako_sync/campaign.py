@@ -25,7 +25,7 @@ from tako_sync.errors import (
 from tako_sync.events import Recovered, Unreachable, UnreadableTakenOver, Waiting
 from tako_sync.flag import Flag
 from tako_sync.lease import Lease
-from tako_sync.look import look
+from tako_sync.look import look, look_to_judge
 from tako_sync.record import Holder, Identity, Unreadable
 from tako_sync.retry import Backoff, Pause, until_settled
 from tako_sync.rules import Free, Held
@@ -248,7 +248,7 @@ class Campaign:
         return free
 
     def _look(self) -> Finding:
-        sighting = look(
+        sighting = look_to_judge(
             self._runtime, self._identity, within=self._request_time(), give_up=self._give_up()
         )
         return self._claim.saw(sighting)

@@ -126,6 +126,21 @@ def judge(sighting: Sighting) -> Free | Held:
     return Held(left, content, version)
 
 
+def age_is_open(sighting: Sighting, written_after: float) -> bool:
+    """Say whether the lease may be free by an age that the storage has not told, but could.
+
+    Args:
+        written_after: a moment on this process's monotonic clock before which this version did
+            not stand there: the last look before it came.
+    """
+    content, snapshot = sighting.content, sighting.snapshot
+    if content is None or snapshot.written is not None or snapshot.now is None:
+        return False
+    if isinstance(content, Record) and content.state is State.RELEASED:
+        return False
+    return sighting.arrived - written_after >= content.ttl
+
+
 def _left_by_storage(sighting: Sighting, ttl: float) -> float:
     written, now = sighting.snapshot.written, sighting.snapshot.now
     if written is None or now is None:

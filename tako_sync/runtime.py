@@ -7,6 +7,7 @@ a SQLite file of the user's.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import threading
@@ -19,7 +20,7 @@ from typing import Final, TypeVar
 from attrs import define, field
 
 from tako_sync import fork, names
-from tako_sync.abc import Absent, Clock, LeaseBackend, Listener, Version
+from tako_sync.abc import Absent, Clock, Interval, LeaseBackend, Listener, Version
 from tako_sync.backends import connect
 from tako_sync.bounded import Requests
 from tako_sync.clock import SystemClock
@@ -63,7 +64,10 @@ class Known:
         lease: the hold that this process has, while it has one.
         holder: whom the first of the line waits for, to be named by those behind it.
         free: what the last clean release left, to be acquired without a look.
-        seen: the version last seen, and when the answer came that first showed it.
+        looked: when the last answer came that showed any version.
+        seen: the version last seen, when the answer came that first showed it, and when the
+            one came before that, which still showed another.
+        dated: a version, and when it was written by a further request; None if unknown.
         streak: when this process began to hold the name back to back; ``ended``: when its
             last hold did.
     """
@@ -72,7 +76,9 @@ class Known:
     lease: Lease | None = None
     holder: Holder | None = None
     free: Free | None = None
-    seen: tuple[Version | Absent | None, float] = (None, 0.0)
+    seen: tuple[Version | Absent | None, float, float] = (None, 0.0, -math.inf)
+    dated: tuple[Version, Interval | None] | None = None
+    looked: float = -math.inf
     streak: float | None = None
     ended: float | None = None
 
@@ -83,7 +89,8 @@ class Known:
         # and a lease that was renewed just now seems as old as that.
         seen = self.seen
         if version != seen[0]:
-            seen = self.seen = version, arrived
+            seen = self.seen = version, arrived, self.looked
+        self.looked = arrived
         return seen[1]
 
 

@@ -14,12 +14,14 @@ from tako_sync.abc import LeaseBackend
 from tako_sync.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from tako_sync.backends.gcs import GCSLease as GCSLease
     from tako_sync.backends.memory import MemoryLease as MemoryLease
     from tako_sync.backends.sqlite import SqliteLease as SqliteLease
 
-__all__ = ["MemoryLease", "SqliteLease", "connect"]
+__all__ = ["GCSLease", "MemoryLease", "SqliteLease", "connect"]
 
 _HOMES = {
+    "GCSLease": "tako_sync.backends.gcs",
     "MemoryLease": "tako_sync.backends.memory",
     "SqliteLease": "tako_sync.backends.sqlite",
 }
@@ -42,7 +44,8 @@ def connect(url: str) -> LeaseBackend:
     scheme, colon, rest = url.partition(":")
     if not colon:
         raise ConfigurationError(
-            f"backend {_shown(url)!r} is no URL: write memory: or sqlite:///absolute/path"
+            f"backend {_shown(url)!r} is no URL: write memory:, sqlite:///absolute/path or "
+            "gs://bucket"
         )
     if scheme == "memory":
         if rest:
@@ -64,6 +67,13 @@ def connect(url: str) -> LeaseBackend:
         # Absolute, always: two processes with different working directories that read one
         # relative path would not exclude each other.
         return SqliteLease(path if os.name == "nt" else f"/{path}")
+    if scheme == "gs":
+        bucket, _, prefix = rest.removeprefix("//").partition("/")
+        if not rest.startswith("//") or not bucket:
+            raise ConfigurationError(f"backend {_shown(url)!r}: write gs://bucket[/prefix]")
+        from tako_sync.backends.gcs import GCSLease
+
+        return GCSLease(bucket, prefix)
     return _registered(scheme, url)
 
 
@@ -79,6 +89,7 @@ def _registered(scheme: str, url: str) -> LeaseBackend:
         backend: LeaseBackend = entry.load()(url)
         return backend
     raise ConfigurationError(
-        f"backend {_shown(url)!r}: nobody knows the scheme {scheme!r}; there are memory: and "
-        "sqlite:///absolute/path, and what installed packages register as tako_sync.backends"
+        f"backend {_shown(url)!r}: nobody knows the scheme {scheme!r}; there are memory:, "
+        "sqlite:///absolute/path and gs://bucket, and what installed packages register as "
+        "tako_sync.backends"
     )

@@ -20,7 +20,7 @@ from typing import Any, Final, cast
 from attrs import define, field, frozen
 
 from tako_sync import fork
-from tako_sync.abc import Absent, Clock, LeaseBackend, Snapshot, Version
+from tako_sync.abc import Absent, Clock, Interval, LeaseBackend, Snapshot, Version
 from tako_sync.clock import SystemClock
 from tako_sync.errors import BackendDeniedError, BackendUnavailableError, TakoError
 from tako_sync.flag import Flag
@@ -329,6 +329,9 @@ class FaultyBackend(LeaseBackend):
     def write(self, key: str, body: bytes, *, expect: Version | Absent, timeout: float) -> Version:
         forward = partial(self.backend.write, key, body, expect=expect, timeout=timeout)
         return cast(Version, self._meet(forward, "write", key, timeout, expect, body))
+
+    def written(self, key: str, version: Version, *, timeout: float) -> Interval | None:
+        return self.backend.written(key, version, timeout=timeout)
 
     def list(self, prefix: str, *, timeout: float) -> Iterable[str]:
         def forward() -> Sequence[str]:

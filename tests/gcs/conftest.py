@@ -10,6 +10,7 @@ import pytest
 from gcs import independent, kit
 from gcs.independent import IndependentServer
 from gcs.kit import Bucket
+from gcs.process import GCSProcess
 from gcs.server import GCSServer
 
 
@@ -26,6 +27,13 @@ def bucket(gcs_server: GCSServer) -> Iterator[Bucket]:
     """The real client's bucket of our own server."""
     with kit.bucket_of(gcs_server.url, gcs_server.bucket) as bucket:
         yield bucket
+
+
+@pytest.fixture(scope="session")
+def gcs_process() -> Iterator[GCSProcess]:
+    """Our own server in a process of its own; one for all tests of a run, as the next one."""
+    with GCSProcess() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

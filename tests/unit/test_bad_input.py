@@ -277,11 +277,12 @@ def test_ensure_and_wait_refuse_what_is_no_span_of_time(method: str, value: Any)
 # --- Backends and URLs -------------------------------------------------------------------------
 
 URLS = {
-    "redis": "backend 'redis' is no URL: write memory: or sqlite:///absolute/path",
-    "memory": "backend 'memory' is no URL: write memory: or sqlite:///absolute/path",
-    "": "backend '' is no URL: write memory: or sqlite:///absolute/path",
+    "redis": "backend 'redis' is no URL: write memory:, sqlite:///absolute/path or gs://bucket",
+    "memory": "backend 'memory' is no URL: write memory:, sqlite:///absolute/path or gs://bucket",
+    "": "backend '' is no URL: write memory:, sqlite:///absolute/path or gs://bucket",
     "/var/lib/x.sqlite3": (
-        "backend '/var/lib/x.sqlite3' is no URL: write memory: or sqlite:///absolute/path"
+        "backend '/var/lib/x.sqlite3' is no URL: "
+        "write memory:, sqlite:///absolute/path or gs://bucket"
     ),
     "memory:x": "backend 'memory:x': nothing follows memory:",
     "memory://": "backend 'memory://': nothing follows memory:",
@@ -291,16 +292,19 @@ URLS = {
     "sqlite:///": "backend 'sqlite:///': write sqlite:///absolute/path",
     "sqlite:////": "backend 'sqlite:////': write sqlite:///absolute/path",
     "redis://localhost": (
-        "backend 'redis://localhost': nobody knows the scheme 'redis'; there are memory: and "
-        "sqlite:///absolute/path, and what installed packages register as tako_sync.backends"
+        "backend 'redis://localhost': nobody knows the scheme 'redis'; there are memory:, "
+        "sqlite:///absolute/path and gs://bucket, and what installed packages register as "
+        "tako_sync.backends"
     ),
     "MEMORY:": (
-        "backend 'MEMORY:': nobody knows the scheme 'MEMORY'; there are memory: and "
-        "sqlite:///absolute/path, and what installed packages register as tako_sync.backends"
+        "backend 'MEMORY:': nobody knows the scheme 'MEMORY'; there are memory:, "
+        "sqlite:///absolute/path and gs://bucket, and what installed packages register as "
+        "tako_sync.backends"
     ),
     "://": (
-        "backend '://': nobody knows the scheme ''; there are memory: and "
-        "sqlite:///absolute/path, and what installed packages register as tako_sync.backends"
+        "backend '://': nobody knows the scheme ''; there are memory:, "
+        "sqlite:///absolute/path and gs://bucket, and what installed packages register as "
+        "tako_sync.backends"
     ),
 }
 
@@ -391,7 +395,9 @@ def test_a_malformed_url_in_the_environment_is_refused_at_first_use(
 ) -> None:
     monkeypatch.setenv("TAKO_BACKEND", "leases.sqlite3")
     lock = Lock("reindex")
-    expected = "backend 'leases.sqlite3' is no URL: write memory: or sqlite:///absolute/path"
+    expected = (
+        "backend 'leases.sqlite3' is no URL: write memory:, sqlite:///absolute/path or gs://bucket"
+    )
     assert expected in refusal(lock.holder)
     assert expected in refusal(lambda: lock.do(lambda ctx: None)), "and at each use after it"
 
