@@ -314,7 +314,8 @@ def _default_url(environ: Mapping[str, str]) -> str:
             raise ConfigurationError(
                 f"no backend is configured, and this is {platform} ({variable} is set): a file "
                 "on one machine would exclude nobody on the others. Name a storage that all of "
-                "them share: set TAKO_BACKEND=<url>, or call tako_sync.configure(backend=<url>)"
+                "them share: set TAKO_BACKEND=gs://<bucket>, or call "
+                'tako_sync.configure(backend="gs://<bucket>")'
             )
     base = environ.get("LOCALAPPDATA" if os.name == "nt" else "XDG_STATE_HOME")
     if base and not os.path.isabs(base):

@@ -456,7 +456,8 @@ def test_the_default_is_refused_where_it_would_exclude_nobody(
     expected = (
         f"no backend is configured, and this is {PLATFORMS[variable]} ({variable} is set): a file "
         "on one machine would exclude nobody on the others. Name a storage that all of them "
-        "share: set TAKO_BACKEND=<url>, or call tako_sync.configure(backend=<url>)"
+        "share: set TAKO_BACKEND=gs://<bucket>, or call "
+        'tako_sync.configure(backend="gs://<bucket>")'
     )
     lock = Lock("reindex")  # at first use, not when it is declared
     assert refusal(lambda: lock.try_do(lambda ctx: None)) == expected
