@@ -13,7 +13,8 @@ The floors, from the ground up; a module imports only from those below it (setup
     ctx, look, checks               what a body receives; one look; what is refused
     campaign, heartbeat, release, breaking
     tenure                          one hold from campaign to release: who comes when
-    lock                            what a user writes
+    runner, vigil, declared         a loop in a thread; does it run anywhere; what it is called
+    lock, singleton, shutdown       what a user writes
     testing, demo
 
 Nothing is imported before it is used: ``import tako_sync`` costs a few milliseconds.
@@ -43,15 +44,22 @@ if TYPE_CHECKING:
     from tako_sync.errors import NotAssuredError as NotAssuredError
     from tako_sync.errors import NotReentrantError as NotReentrantError
     from tako_sync.errors import RecordUnreadableError as RecordUnreadableError
+    from tako_sync.errors import ShutdownError as ShutdownError
     from tako_sync.errors import TakoError as TakoError
     from tako_sync.errors import UsageError as UsageError
     from tako_sync.errors import VersionConflictError as VersionConflictError
+    from tako_sync.footprint import Footprint as Footprint
     from tako_sync.lock import Lock as Lock
     from tako_sync.lock import TryResult as TryResult
     from tako_sync.policy import LeasePolicy as LeasePolicy
     from tako_sync.record import Holder as Holder
+    from tako_sync.runner import Runner as Runner
     from tako_sync.runtime import Runtime as Runtime
     from tako_sync.runtime import configure as configure
+    from tako_sync.shutdown import install_signal_handlers as install_signal_handlers
+    from tako_sync.singleton import Singleton as Singleton
+    from tako_sync.singleton import SingletonConfig as SingletonConfig
+    from tako_sync.vigil import Health as Health
 
 _HOMES = {
     "ctx": ("Ctx", "current_ctx"),
@@ -72,14 +80,20 @@ _HOMES = {
         "NotAssuredError",
         "NotReentrantError",
         "RecordUnreadableError",
+        "ShutdownError",
         "TakoError",
         "UsageError",
         "VersionConflictError",
     ),
+    "footprint": ("Footprint",),
     "lock": ("Lock", "TryResult"),
     "policy": ("LeasePolicy",),
     "record": ("Holder",),
+    "runner": ("Runner",),
     "runtime": ("Runtime", "configure"),
+    "shutdown": ("install_signal_handlers",),
+    "singleton": ("Singleton", "SingletonConfig"),
+    "vigil": ("Health",),
 }
 _HOME_OF = {name: home for home, members in _HOMES.items() for name in members}
 

@@ -188,6 +188,17 @@ class Ctx:
             return self._wait(None)
         return self._wait(checked_seconds("seconds", seconds, or_zero=True))
 
+    def beat(self) -> None:
+        """Say that the body is alive, where its Singleton has a ``max_silence``.
+
+        Raises:
+            UsageError: the ctx belongs to no lease.
+        """
+        self.lease  # noqa: B018 - or there is nobody to tell
+        for ctx in self._line():
+            if ctx._own_lease is not None:
+                ctx._own_lease.beat()
+
     @property
     def lease(self) -> Lease:
         """The hold that this ctx belongs to.

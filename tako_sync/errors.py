@@ -99,6 +99,8 @@ class LossReason(str, enum.Enum):
     """The record is gone."""
     UNREADABLE = "unreadable"
     """The record was replaced by something that cannot be read."""
+    SILENT = "silent"
+    """The body was not heard of, by ``ctx.beat()``, for as long as its Singleton allows."""
     FORKED = "forked"
     """This process is a forked child; the lease stayed with the parent."""
 
@@ -164,6 +166,10 @@ class CtxCancelledError(TakoError):
 
 class CtxDeadlineError(CtxCancelledError, TimeoutError):
     """The ctx's own time is over."""
+
+
+class ShutdownError(CtxCancelledError):
+    """The process, or this loop of it, is asked to stop; a lease is kept until its body returns."""
 
 
 class HandoverRequestedError(CtxCancelledError):

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from attrs import frozen
 
-from tako_sync.errors import LossReason
+from tako_sync.errors import LeaseLostError, LossReason
 from tako_sync.record import Holder, printable
 
 
@@ -195,3 +195,80 @@ class ReleaseUnconfirmed(Event):
             f'the release of lease "{self.lease}" (fence {self.fence}) could not be confirmed '
             f"({fault}); it becomes free by its age"
         )
+
+
+@frozen
+class SingletonReturned(Event):
+    """A Singleton's loop has ended, for whatever reason, and is to be restarted.
+
+    Attributes:
+        singleton: its name.
+        pause: seconds until this process campaigns again; others may take over meanwhile.
+        error: what it raised, or its loss; None if it returned.
+    """
+
+    singleton: str
+    pause: float
+    error: BaseException | None
+
+    @property
+    def level(self) -> int:  # type: ignore[override]
+        return logging.INFO if self.error is None else logging.ERROR
+
+    @property
+    def message(self) -> str:
+        ended = "returned"
+        if isinstance(self.error, LeaseLostError):
+            ended = f"lost its lease ({self.error.reason.value})"
+        elif self.error is not None:
+            ended = f"failed with {type(self.error).__name__}: {printable(str(self.error))}"
+        return f"♾ singleton {self.singleton} {ended} — restarting in {self.pause:.0f}s."
+
+
+@frozen
+class SingletonRefused(Event):
+    """A Singleton cannot campaign, by an error that someone has to mend. Told once, until it can.
+
+    Attributes:
+        singleton: its name.
+        error: why.
+    """
+
+    level: ClassVar[int] = logging.ERROR
+    singleton: str
+    error: Exception
+
+    @property
+    def message(self) -> str:
+        fault = f"{type(self.error).__name__}: {self.error}"
+        return f"singleton {self.singleton} cannot campaign ({fault}); trying again for ever"
+
+
+@frozen
+class SingletonDown(Event):
+    """A Singleton's loop has not been running anywhere for its ``down_after``.
+
+    Attributes:
+        singleton: its name.
+        reason: what is known of why.
+    """
+
+    level: ClassVar[int] = logging.CRITICAL
+    singleton: str
+    reason: str
+
+    @property
+    def message(self) -> str:
+        return f"singleton {self.singleton} is down: {self.reason}"
+
+
+@frozen
+class SingletonUp(Event):
+    """A Singleton that was down runs again, somewhere."""
+
+    level: ClassVar[int] = logging.WARNING
+    singleton: str
+
+    @property
+    def message(self) -> str:
+        return f"singleton {self.singleton} is up again"

@@ -7,6 +7,7 @@ believe in a hold that another may already have.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from datetime import datetime
@@ -25,6 +26,7 @@ class Lease:
 
     Args:
         generation: of the process that campaigned: a forked child is another.
+        max_silence: seconds without a :meth:`beat` after which the hold is lost on purpose.
 
     Attributes:
         name: the lease's name.
@@ -43,6 +45,7 @@ class Lease:
         clock: Clock,
         tell: Callable[[Event], None],
         generation: int,
+        max_silence: float = math.inf,
     ) -> None:
         self.name = name
         self.owner = grant.record.owner
@@ -59,6 +62,8 @@ class Lease:
         self._note = grant.record.note
         self._assured_from_sent = grant.deadline - grant.sent
         self._deadline = grant.deadline
+        self._max_silence = max_silence
+        self._heard = clock.monotonic()
         self._clock = clock
         self._tell = tell
         # Reentrant: a collection of garbage may strike inside, and drop a hold that was forgotten.
@@ -73,7 +78,7 @@ class Lease:
             if self._generation != fork.generation():
                 # No lock here: another thread of the parent may have held it at the fork.
                 self._end = LeaseLostError(self.name, LossReason.FORKED, self.fence)
-            elif self._clock.monotonic() >= self._deadline:
+            elif self._clock.monotonic() >= self._until:
                 self._expire()
         return self._end
 
@@ -91,7 +96,16 @@ class Lease:
         """Return the seconds for which the hold is assured; 0 once it is over."""
         if self.end is not None:
             return 0.0
-        return max(0.0, self._deadline - self._clock.monotonic())
+        return max(0.0, self._until - self._clock.monotonic())
+
+    @property
+    def _until(self) -> float:
+        return min(self._deadline, self._heard + self._max_silence)
+
+    def beat(self) -> None:
+        """Take in that the body is alive: its silence begins anew."""
+        if self.end is None:  # one that comes too late does not revive the hold
+            self._heard = self._clock.monotonic()
 
     def holder(self) -> Holder:
         """Describe this hold as its record does."""
@@ -109,7 +123,7 @@ class Lease:
             # Read inside the lock. Interleaving prevented: the answer arrives in time, this
             # thread is descheduled, a body asks after the deadline and is told "lost", and
             # then the deadline moves: the lost hold would be alive again.
-            in_time = self._end is None and self._clock.monotonic() < self._deadline
+            in_time = self._end is None and self._clock.monotonic() < self._until
             if in_time:
                 self._deadline = max(self._deadline, sent + self._assured_from_sent)
                 self.trouble = None
@@ -143,8 +157,10 @@ class Lease:
         self._finish(self._expired)
 
     def _expired(self) -> LeaseLostError | None:
-        if self._clock.monotonic() < self._deadline:
+        if self._clock.monotonic() < self._until:
             return None  # a renewal landed between the question and the lock
+        if self._until < self._deadline:
+            return LeaseLostError(self.name, LossReason.SILENT, self.fence)
         if self.trouble is None:
             return LeaseLostError(self.name, LossReason.EXPIRED, self.fence)
         denied = isinstance(self.trouble, BackendDeniedError)

@@ -76,6 +76,7 @@ class LeasePolicy:
         ttl: seconds that a lease outlives its holder, from 0.2 to 3600.
         poll: mean seconds between two looks of a campaign.
         jitter: share by which a pause varies either way.
+        restart: least seconds from the end of a Singleton's loop to its next start.
 
     Raises:
         ConfigurationError: a timing cannot work; the message names it and the bound.
@@ -84,6 +85,7 @@ class LeasePolicy:
     ttl: float = field(default=30.0, validator=_ttl)
     poll: float = field(default=2.0, validator=_seconds)
     jitter: float = field(default=0.25, validator=_jitter)
+    restart: float = field(default=5.0, validator=_seconds)
 
     @property
     def heartbeat(self) -> float:

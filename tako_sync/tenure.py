@@ -37,7 +37,13 @@ from tako_sync.tenancy import Tenancy
 T = TypeVar("T")
 
 _MAYBE_STILL_OURS: Final = frozenset(
-    {LossReason.EXPIRED, LossReason.UNREACHABLE, LossReason.DENIED, LossReason.BROKEN}
+    {
+        LossReason.EXPIRED,
+        LossReason.UNREACHABLE,
+        LossReason.DENIED,
+        LossReason.BROKEN,
+        LossReason.SILENT,
+    }
 )
 """Losses after which the record may be our own still: releasing it frees the lease sooner."""
 
@@ -51,6 +57,7 @@ class Tenure:
     Args:
         runtime, identity: the lease.
         parent: the caller's ctx; its end ends the campaign and cancels the body's ctx.
+        max_silence: seconds; as of :class:`~tako_sync.lease.Lease`.
     """
 
     ctx: Ctx
@@ -60,10 +67,17 @@ class Tenure:
     _heartbeat: Heartbeat
     _release: Release
 
-    def __init__(self, runtime: Runtime, identity: Identity, parent: Ctx | None) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        identity: Identity,
+        parent: Ctx | None,
+        max_silence: float = math.inf,
+    ) -> None:
         self._runtime = runtime
         self._identity = identity
         self._parent = parent
+        self._max_silence = max_silence
         self._known = runtime.known(identity.key)
         self._started = runtime.clock.monotonic()
         self._generation = fork.generation()
@@ -120,7 +134,9 @@ class Tenure:
 
     def _take(self, grant: Grant, campaign: Campaign) -> None:
         runtime, name = self._runtime, self._identity.name
-        self.lease = lease = Lease(name, grant, runtime.clock, runtime.tell, self._generation)
+        self.lease = lease = Lease(
+            name, grant, runtime.clock, runtime.tell, self._generation, self._max_silence
+        )
         self.ctx = Ctx(runtime.clock, parent=self._parent, lease=lease)
         tenancy = Tenancy(grant)
         self._heartbeat = Heartbeat(runtime, self._identity, lease, tenancy, grant.sent)
@@ -143,6 +159,7 @@ class Tenure:
 
     def begin(self) -> None:
         """Start the heartbeat."""
+        self.lease.beat()
         self._heartbeat.start()
 
     def run(self, body: Callable[[Ctx], T]) -> T:

@@ -1144,6 +1144,7 @@ SAMPLES: dict[type[TakoError], TakoError] = {
     errors.CtxCancelledError: errors.CtxCancelledError("over"),
     errors.CtxDeadlineError: errors.CtxDeadlineError("late"),
     errors.HandoverRequestedError: errors.HandoverRequestedError("deploy 7"),
+    errors.ShutdownError: errors.ShutdownError("the process was sent SIGTERM"),
     errors.NotAssuredError: errors.NotAssuredError(5.0, 3.25),
     errors.NameCollisionError: errors.NameCollisionError("run-a-b-c", "a/b/c", "a-b/c/d"),
     errors.RecordUnreadableError: errors.RecordUnreadableError("reindex", "run", "empty", "9"),

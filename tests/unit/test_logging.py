@@ -13,6 +13,7 @@ from tako_sync.abc import ABSENT
 from tako_sync.backends.memory import MemoryLease
 from tako_sync.ctx import Ctx
 from tako_sync.errors import (
+    BackendDeniedError,
     BackendUnavailableError,
     ConfigurationError,
     LeaseLostError,
@@ -28,6 +29,10 @@ from tako_sync.events import (
     Released,
     ReleaseUnconfirmed,
     Renewed,
+    SingletonDown,
+    SingletonRefused,
+    SingletonReturned,
+    SingletonUp,
     Unreachable,
     UnreadableTakenOver,
     Waiting,
@@ -433,6 +438,26 @@ SAMPLES: dict[type[Event], tuple[Event, int, str]] = {
             'the release of lease "x" (fence 6) could not be confirmed (no answer); '
             "it becomes free by its age"
         ),
+    ),
+    SingletonReturned: (
+        SingletonReturned("singleton-x", "x", 5.2, None),
+        logging.INFO,
+        "♾ singleton x returned — restarting in 5s.",
+    ),
+    SingletonRefused: (
+        SingletonRefused("singleton-x", "x", BackendDeniedError("403")),
+        logging.ERROR,
+        "singleton x cannot campaign (BackendDeniedError: 403); trying again for ever",
+    ),
+    SingletonDown: (
+        SingletonDown("singleton-x", "x", "nobody runs it"),
+        logging.CRITICAL,
+        "singleton x is down: nobody runs it",
+    ),
+    SingletonUp: (
+        SingletonUp("singleton-x", "x"),
+        logging.WARNING,
+        "singleton x is up again",
     ),
 }
 KINDS = [

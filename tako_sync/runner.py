@@ -1,0 +1,122 @@
+"""A loop in a thread of its own, and how all loops of a process are asked to stop.
+
+Stopping is asking: the ctx of the body is cancelled with a cause that says so, its lease is
+renewed while it drains, and is given back when it has returned.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from tako_sync import fork
+from tako_sync.abc import Clock, Task
+from tako_sync.ctx import Ctx
+from tako_sync.errors import ShutdownError
+from tako_sync.flag import Flag
+from tako_sync.policy import seconds
+
+log: Final = logging.getLogger("tako_sync")
+
+
+class Runner:
+    """A loop that runs in the background, until :meth:`stop`. Made by ``start()``.
+
+    In a forked child it does not run, and ``start()`` is to be called there anew.
+
+    Args:
+        name: of the loop, for people.
+        clock: whose threads and time.
+        loop: runs until its ctx is cancelled.
+    """
+
+    def __init__(self, name: str, clock: Clock, loop: Callable[[Ctx], object]) -> None:
+        self.name = name
+        self.ctx = Ctx.background(clock)
+        self.error: BaseException | None = None
+        """What ended the loop, if anything but a stop did."""
+        self._clock = clock
+        self._loop = loop
+        self._ended = Flag()
+        self._generation = fork.generation()
+        fork.reset_in_child(self)
+        self._task: Task = clock.spawn(self._run, f"tako-{name}")
+
+    @property
+    def running(self) -> bool:
+        """Whether its loop goes on in this process."""
+        return self._generation == fork.generation() and not self._ended.is_set()
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """Ask the loop to stop and wait until it has; return whether it has.
+
+        A body that goes on keeps its lease, renewed, for as long as it does.
+
+        Args:
+            timeout: seconds to wait; None for as long as it takes; 0 not at all.
+        """
+        allowed = None if timeout is None else seconds("timeout", timeout, or_zero=True)
+        if self._generation != fork.generation():
+            return True
+        self.ctx.cancel(ShutdownError(f"{self.name} is asked to stop"))
+        return self.wait(allowed)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the loop has ended; return whether it has."""
+        return not self.running or self._clock.wait(self._ended, timeout)
+
+    def after_fork_in_child(self) -> None:
+        if not self._ended.is_set():
+            log.warning(
+                "%s was started before this process was forked: it runs in the parent. Start it "
+                "here, too, if this process is to stand by",
+                self.name,
+            )
+
+    def _run(self) -> None:
+        try:
+            self._loop(self.ctx)
+        except BaseException as error:
+            self.error = error
+            log.critical("%s has ended, and will not run again", self.name, exc_info=error)
+        finally:
+            self._ended.set()
+
+    def __repr__(self) -> str:
+        return f"<Runner {self.name} {'running' if self.running else 'ended'}>"
+
+
+class Loops:
+    """The loops that run in this process now: who asks all of them to stop finds them here."""
+
+    def __init__(self) -> None:
+        self._running: list[tuple[Ctx, threading.Thread]] = []  # append, remove are atomic
+        fork.reset_in_child(self)
+
+    def enter(self, ctx: Ctx) -> Callable[[], None]:
+        """Note a loop of the calling thread; return what strikes it off."""
+        entry = ctx, threading.current_thread()
+        self._running.append(entry)
+
+        def leave() -> None:
+            if entry in self._running:
+                self._running.remove(entry)
+
+        return leave
+
+    def stop(self, cause: ShutdownError) -> None:
+        """Ask all to stop, without waiting."""
+        for ctx, _thread in list(self._running):
+            ctx.cancel(cause)
+
+    @property
+    def threads(self) -> list[threading.Thread]:
+        return [thread for _ctx, thread in list(self._running)]
+
+    def after_fork_in_child(self) -> None:
+        self._running = []
+
+
+loops: Final = Loops()
