@@ -14,7 +14,8 @@ The floors, from the ground up; a module imports only from those below it (setup
     campaign, heartbeat, release, breaking
     tenure                          one hold from campaign to release: who comes when
     runner, vigil, declared         a loop in a thread; does it run anywhere; what it is called
-    lock, singleton, shutdown       what a user writes
+    schedule, slots                 when a Cron is due; which of its slots is to be run
+    lock, singleton, cron, shutdown what a user writes
     testing, demo
 
 Nothing is imported before it is used: ``import tako_sync`` costs a few milliseconds.
@@ -26,6 +27,8 @@ TYPE_CHECKING = False  # as typing has it, without the 20 ms that its import can
 if TYPE_CHECKING:
     from typing import Any
 
+    from tako_sync.cron import Cron as Cron
+    from tako_sync.cron import CronConfig as CronConfig
     from tako_sync.ctx import Ctx as Ctx
     from tako_sync.ctx import current_ctx as current_ctx
     from tako_sync.errors import BackendDeniedError as BackendDeniedError
@@ -62,6 +65,7 @@ if TYPE_CHECKING:
     from tako_sync.vigil import Health as Health
 
 _HOMES = {
+    "cron": ("Cron", "CronConfig"),
     "ctx": ("Ctx", "current_ctx"),
     "errors": (
         "BackendDeniedError",

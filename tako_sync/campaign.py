@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from tako_sync import fork, record, rules
-from tako_sync.claim import Claim, Draft, Finding, Grant, OwnBroken
+from tako_sync.claim import Claim, Draft, Finding, Grant, OwnBroken, Plan
 from tako_sync.ctx import Ctx
 from tako_sync.errors import (
     BackendDeniedError,
@@ -51,6 +51,7 @@ class Campaign:
         parent: the caller's ctx; its end ends the campaign.
         limit: monotonic time at which the campaign is out of time; ``math.inf`` for never.
         timeout: the seconds that the caller allowed, for the error.
+        plan: as of :class:`~tako_sync.claim.Claim`; what it raises ends the campaign.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Campaign:
         parent: Ctx | None = None,
         limit: float = math.inf,
         timeout: float = math.inf,
+        plan: Plan = rules.memo_of,
     ) -> None:
         self.contended = False
         self.how = ""
@@ -73,7 +75,7 @@ class Campaign:
         self._limit = limit
         self._timeout = timeout
         self._generation = fork.generation()
-        self._claim = Claim(identity, runtime.owner(), runtime.terms)
+        self._claim = Claim(identity, runtime.owner(), runtime.terms, plan)
         self._retry: Free | None = None  # what a write in doubt was about: write it again
         self._holder: Holder | None = None
         self._trouble: BackendUnavailableError | None = None  # why the last poll told nothing

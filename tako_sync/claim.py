@@ -7,13 +7,14 @@ draft again for the same version: the retry is itself the test. After a conflict
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 
 from attrs import frozen
 
 from tako_sync import rules
 from tako_sync.errors import NameCollisionError
-from tako_sync.record import Identity, Record, State
+from tako_sync.record import Content, Identity, Record, State
 from tako_sync.rules import Free, Held, Sighting, Terms
 from tako_sync.snapshot import Absent, Version
 
@@ -62,13 +63,24 @@ class OwnBroken:
 Finding = Free | Held | Grant | OwnBroken
 
 
-class Claim:
-    """The attempts of one campaign and the largest fence it has seen."""
+Plan = Callable[[Content], str]
+"""Says what a grant over such a record is to remember; raises if none is wanted after all."""
 
-    def __init__(self, identity: Identity, owner: str, terms: Terms) -> None:
+
+class Claim:
+    """The attempts of one campaign and the largest fence it has seen.
+
+    Args:
+        plan: asked before each write that would acquire; by default the memo is carried on.
+    """
+
+    def __init__(
+        self, identity: Identity, owner: str, terms: Terms, plan: Plan = rules.memo_of
+    ) -> None:
         self.identity = identity
         self.owner = owner
         self.terms = terms
+        self._plan = plan
         self._attempts: dict[str, tuple[Version | Absent, float]] = {}  # write: expect, sent
         self._largest = 0
 
@@ -105,9 +117,10 @@ class Claim:
             sent: the monotonic time, read before this call.
             at: the wall clock, for people.
         """
+        memo = self._plan(free.content)
         fence = rules.next_fence(free.content, self._largest, free.now)
         self._largest = max(self._largest, fence)
-        record = rules.granted(self.identity, self.owner, write, self.terms, free, fence, at)
+        record = rules.granted(self.identity, self.owner, write, self.terms, free, fence, at, memo)
         self._attempts[write] = free.version, sent
         return Draft(record, free.version, sent)
 

@@ -8,12 +8,13 @@ caller's own code (listeners, callbacks, backends) and the word that no backend 
 from __future__ import annotations
 
 import logging
+from datetime import datetime
 from typing import ClassVar
 
 from attrs import frozen
 
 from tako_sync.errors import LeaseLostError, LossReason
-from tako_sync.record import Holder, printable
+from tako_sync.record import Holder, printable, stamp
 
 
 @frozen
@@ -272,3 +273,95 @@ class SingletonUp(Event):
     @property
     def message(self) -> str:
         return f"singleton {self.singleton} is up again"
+
+
+@frozen
+class CronRan(Event):
+    """A slot of a Cron was run here.
+
+    Attributes:
+        cron: its name.
+        slot: when it was due.
+        seconds: how long it took.
+        error: what it raised, or its loss; None if it returned.
+    """
+
+    cron: str
+    slot: datetime
+    seconds: float
+    error: BaseException | None
+
+    @property
+    def level(self) -> int:  # type: ignore[override]
+        return logging.INFO if self.error is None else logging.ERROR
+
+    @property
+    def message(self) -> str:
+        ended = f"ran for {self.seconds:.3f} s"
+        if isinstance(self.error, LeaseLostError):
+            ended = f"lost its lease ({self.error.reason.value}) after {self.seconds:.3f} s"
+        elif self.error is not None:
+            ended = f"failed with {type(self.error).__name__}: {printable(str(self.error))}"
+        return f"cron {self.cron}, due {stamp(self.slot)}: {ended}"
+
+
+@frozen
+class CronMissed(Event):
+    """Slots of a Cron passed without being run by this process, or, with single flight, by any.
+
+    Attributes:
+        cron: its name.
+        slots: when they were due; the first hundred.
+        why: what this process did instead.
+    """
+
+    level: ClassVar[int] = logging.WARNING
+    cron: str
+    slots: tuple[datetime, ...]
+    why: str
+
+    @property
+    def message(self) -> str:
+        return f"cron {self.cron} missed {', '.join(map(stamp, self.slots))}: {self.why}"
+
+
+@frozen
+class CronCutShort(Event):
+    """A slot's run was cut short, by a crash or a shutdown, and is not repeated.
+
+    Attributes:
+        cron: its name.
+        slot: when it was due.
+        tries: how often it was begun.
+    """
+
+    level: ClassVar[int] = logging.ERROR
+    cron: str
+    slot: datetime
+    tries: int
+
+    @property
+    def message(self) -> str:
+        return (
+            f"cron {self.cron}, due {stamp(self.slot)}: was cut short (begun {self.tries} times), "
+            "and is not run again"
+        )
+
+
+@frozen
+class CronRefused(Event):
+    """A Cron's slot could not be run, by an error of the storage. Told once, until one is.
+
+    Attributes:
+        cron: its name.
+        error: why.
+    """
+
+    level: ClassVar[int] = logging.ERROR
+    cron: str
+    error: Exception
+
+    @property
+    def message(self) -> str:
+        fault = f"{type(self.error).__name__}: {self.error}"
+        return f"cron {self.cron} cannot tell whether it is to run ({fault})"

@@ -21,6 +21,8 @@ from tako_sync.snapshot import ABSENT, BODY_LIMIT, Snapshot, Version
 FORMAT: Final = 1
 MAX_TTL: Final = 3600.0
 """Seconds. A record that claims more is unreadable rather than held for so long."""
+MAX_MEMO: Final = 4096
+"""Characters."""
 FOREIGN_TTL: Final = 30.0
 FOREIGN_MARGIN: Final = 3.0
 """Seconds. What a record without ttl and margin of its own is judged by."""
@@ -78,6 +80,8 @@ class Record:
         last: the hold before this one.
         handover: who asked the holder to hand over, if anyone did.
         broken_by: who broke it, if anyone did.
+        memo: what the users of the lease remember from hold to hold, as the text of a JSON
+            object; empty if nothing. It means nothing here.
     """
 
     identity: Identity
@@ -93,6 +97,7 @@ class Record:
     last: Last | None = None
     handover: str = ""
     broken_by: str = ""
+    memo: str = ""
 
     def encode(self) -> bytes:
         body: dict[str, Any] = {
@@ -121,6 +126,8 @@ class Record:
             body["handover"] = self.handover
         if self.broken_by:
             body["broken_by"] = self.broken_by
+        if self.memo:
+            body["memo"] = json.loads(self.memo)
         return json.dumps(body).encode()
 
     def but(self, **changes: Any) -> Record:
@@ -209,6 +216,7 @@ def _ours(document: Mapping[str, Any]) -> Record:
         last=_last(document.get("last")),
         handover=_optional(document, "handover"),
         broken_by=_optional(document, "broken_by"),
+        memo=_memo(document.get("memo")),
     )
 
 
@@ -218,6 +226,14 @@ def _last(value: object) -> Last | None:
         return None
     texts = [value.get(key) for key in ("owner", "acquired", "released", "outcome")]
     return Last(*(text if isinstance(text, str) else "" for text in texts))
+
+
+def _memo(value: object) -> str:
+    """Take an object as it is, up to a bound; anything odd is left out, not refused."""
+    if not isinstance(value, dict):
+        return ""
+    text = json.dumps(value)
+    return text if len(text) <= MAX_MEMO else ""
 
 
 def _text(document: Mapping[str, Any], key: str) -> str:

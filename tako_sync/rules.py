@@ -171,8 +171,20 @@ def next_fence(previous: Content, largest_seen: int, now: Interval | None) -> in
 # --- The next record -------------------------------------------------------------------
 
 
+def memo_of(content: Content) -> str:
+    """Return what is remembered in a record; empty if nothing."""
+    return content.memo if isinstance(content, Record) else ""
+
+
 def granted(
-    identity: Identity, owner: str, write: str, terms: Terms, free: Free, fence: int, at: datetime
+    identity: Identity,
+    owner: str,
+    write: str,
+    terms: Terms,
+    free: Free,
+    fence: int,
+    at: datetime,
+    memo: str,
 ) -> Record:
     """Return the record that acquires ``free`` for ``owner``."""
     return Record(
@@ -187,6 +199,7 @@ def granted(
         expires=stamp(at, terms.ttl),
         note=terms.note,
         last=_last_of(free.content),
+        memo=memo,
     )
 
 

@@ -59,6 +59,8 @@ class Tenancy:
     def __init__(self, grant: Grant) -> None:
         self.record = grant.record
         self.version = grant.version
+        self.memo: str = grant.record.memo
+        """What the release is to remember."""
         self._renewals: dict[str, float] = {}
         self._releases: set[str] = set()
 
@@ -120,7 +122,8 @@ class Tenancy:
     def release(self, write: str, at: datetime, outcome: str) -> Draft:
         """Return the write that frees the lease, and remember it. It can only touch our record."""
         self._releases.add(write)
-        return Draft(rules.released(self.record, write, at, outcome), self.version, 0.0)
+        freed = rules.released(self.record, write, at, outcome).but(memo=self.memo)
+        return Draft(freed, self.version, 0.0)
 
     def released(self, draft: Draft, version: Version) -> Free:
         """Take in that the storage confirmed the release; return what is now known to be free."""

@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 
 from tako_sync import checks, fork
 from tako_sync.campaign import Campaign, longest_poll
-from tako_sync.claim import Grant
+from tako_sync.claim import Grant, Plan
 from tako_sync.ctx import Ctx, enclosing_leases
 from tako_sync.errors import (
     CampaignTimeoutError,
@@ -31,6 +31,7 @@ from tako_sync.heartbeat import Heartbeat
 from tako_sync.lease import Lease
 from tako_sync.record import Holder, Identity
 from tako_sync.release import Release
+from tako_sync.rules import memo_of
 from tako_sync.runtime import Runtime
 from tako_sync.tenancy import Tenancy
 
@@ -58,12 +59,14 @@ class Tenure:
         runtime, identity: the lease.
         parent: the caller's ctx; its end ends the campaign and cancels the body's ctx.
         max_silence: seconds; as of :class:`~tako_sync.lease.Lease`.
+        plan: as of :class:`~tako_sync.claim.Claim`.
     """
 
     ctx: Ctx
     """What the body receives, once held."""
     lease: Lease
     """The hold, once held."""
+    _tenancy: Tenancy
     _heartbeat: Heartbeat
     _release: Release
 
@@ -73,11 +76,13 @@ class Tenure:
         identity: Identity,
         parent: Ctx | None,
         max_silence: float = math.inf,
+        plan: Plan = memo_of,
     ) -> None:
         self._runtime = runtime
         self._identity = identity
         self._parent = parent
         self._max_silence = max_silence
+        self._plan = plan
         self._known = runtime.known(identity.key)
         self._started = runtime.clock.monotonic()
         self._generation = fork.generation()
@@ -130,6 +135,7 @@ class Tenure:
             parent=self._parent,
             limit=self._started + timeout,
             timeout=timeout,
+            plan=self._plan,
         )
 
     def _take(self, grant: Grant, campaign: Campaign) -> None:
@@ -138,7 +144,7 @@ class Tenure:
             name, grant, runtime.clock, runtime.tell, self._generation, self._max_silence
         )
         self.ctx = Ctx(runtime.clock, parent=self._parent, lease=lease)
-        tenancy = Tenancy(grant)
+        self._tenancy = tenancy = Tenancy(grant)
         self._heartbeat = Heartbeat(runtime, self._identity, lease, tenancy, grant.sent)
         self._release = Release(runtime, self._identity, lease, tenancy, grant.sent)
         self._taken = True  # from here on, it is this object that gives it back
@@ -183,6 +189,15 @@ class Tenure:
             loss.value = value
             raise loss.with_traceback(None)
         return value
+
+    @property
+    def memo(self) -> str:
+        """What the record remembers of this hold, for the holds that follow."""
+        return self._tenancy.memo
+
+    def remember(self, memo: str) -> None:
+        """Have the release remember ``memo``, the text of a JSON object."""
+        self._tenancy.memo = memo
 
     def conclude(self, outcome: str) -> LeaseLostError | None:
         """End the hold and give the lease back; return the loss, if it was lost before.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from datetime import datetime, timezone
 
 import pytest
 
@@ -22,6 +23,10 @@ from tako_sync.errors import (
 from tako_sync.events import (
     Acquired,
     Busy,
+    CronCutShort,
+    CronMissed,
+    CronRan,
+    CronRefused,
     Event,
     HandoverRequested,
     Lost,
@@ -458,6 +463,26 @@ SAMPLES: dict[type[Event], tuple[Event, int, str]] = {
         SingletonUp("singleton-x", "x"),
         logging.WARNING,
         "singleton x is up again",
+    ),
+    CronRan: (
+        CronRan("cron-x", "x", datetime(2026, 3, 1, tzinfo=timezone.utc), 1.5, ValueError("no")),
+        logging.ERROR,
+        "cron x, due 2026-03-01T00:00:00Z: failed with ValueError: no",
+    ),
+    CronMissed: (
+        CronMissed("cron-x", "x", (datetime(2026, 3, 1, tzinfo=timezone.utc),), "it slept"),
+        logging.WARNING,
+        "cron x missed 2026-03-01T00:00:00Z: it slept",
+    ),
+    CronCutShort: (
+        CronCutShort("cron-x", "x", datetime(2026, 3, 1, tzinfo=timezone.utc), 2),
+        logging.ERROR,
+        ("cron x, due 2026-03-01T00:00:00Z: was cut short (begun 2 times), and is not run again"),
+    ),
+    CronRefused: (
+        CronRefused("cron-x", "x", BackendDeniedError("403")),
+        logging.ERROR,
+        "cron x cannot tell whether it is to run (BackendDeniedError: 403)",
     ),
 }
 KINDS = [

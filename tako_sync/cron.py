@@ -1,0 +1,328 @@
+"""``Cron``: a function at given times; with single flight, each time once across all processes."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable
+from datetime import datetime
+from typing import Final, NoReturn
+
+from attrs import frozen
+
+from tako_sync import breaking, checks
+from tako_sync.ctx import Ctx
+from tako_sync.declared import Declaration
+from tako_sync.errors import (
+    CampaignTimeoutError,
+    ConfigurationError,
+    TakoError,
+    UsageError,
+)
+from tako_sync.events import CronCutShort, CronMissed, CronRan, CronRefused
+from tako_sync.look import look
+from tako_sync.policy import seconds
+from tako_sync.record import Content, Holder
+from tako_sync.runner import Runner, loops
+from tako_sync.runtime import Runtime, current
+from tako_sync.schedule import Schedule
+from tako_sync.slots import DONE, FAILED, CutShort, NotWanted, Run, decode, last_run, plan
+from tako_sync.tenure import Tenure
+
+PREFIX: Final = "cron-"
+"""Of the leases of Crons."""
+
+_GRACE: Final = 1.0
+"""Seconds. So late, a slot that this process was awake for still counts as in time."""
+_NAP: Final = 30.0
+"""Seconds between two looks at the time of day, which may be set meanwhile."""
+_TOLD: Final = 100
+
+Body = Callable[[Ctx], object]
+
+log: Final = logging.getLogger("tako_sync")
+
+
+@frozen
+class CronConfig:
+    """What may be chosen about a Cron.
+
+    Args:
+        singleflight: each slot runs once across all processes that share the storage, rather than
+            once in each process.
+        tz: the zone in which the schedule is read.
+        catch_up: seconds after its time in which a slot that was missed (the process slept, was
+            busy with an earlier one, or no process was up) is still run: the last such slot, and
+            only that. None: until the next one is due. 0: never.
+        on_crash: what becomes of a slot whose run is cut short by a crash or a shutdown, with
+            single flight: ``rerun`` it once, within ``catch_up``; or ``skip``.
+
+    Raises:
+        ConfigurationError: no such choice.
+    """
+
+    singleflight: bool = False
+    tz: str = "UTC"
+    catch_up: float | None = None
+    on_crash: str = "rerun"
+
+    def __attrs_post_init__(self) -> None:
+        if not isinstance(self.singleflight, bool):
+            raise ConfigurationError(f"singleflight is True or False, not {self.singleflight!r}")
+        if self.catch_up is not None:
+            seconds("catch_up", self.catch_up, or_zero=True)
+        if self.on_crash not in ("rerun", "skip"):
+            raise ConfigurationError(f"on_crash is 'rerun' or 'skip', not {self.on_crash!r}")
+
+
+class Cron:
+    """A function that is run at given times, for as long as any process has it started.
+
+    With single flight, each slot is run once across all processes: the record of the lease
+    ``cron-<name>`` tells the last one. A slot whose run is cut short is run once more (at least
+    once), or not (at most once), as ``on_crash`` says. Runs never overlap. The identity is the
+    declaring variable, as of a :class:`~tako_sync.Singleton`.
+
+    Args:
+        schedule: five fields of crontab.
+        fn: takes a ctx, whose ``fence`` is there with single flight only.
+        config: what may be chosen.
+
+    Raises:
+        ConfigurationError: the schedule or the zone cannot be read.
+        UsageError: ``fn`` is no function of a ctx.
+    """
+
+    def __init__(self, schedule: str, fn: Body, config: CronConfig | None = None) -> None:
+        if config is not None and not isinstance(config, CronConfig):
+            raise UsageError(f"config is a tako_sync.CronConfig, not {config!r}")
+        checks.body(fn)
+        self.fn = fn
+        self.config = config or CronConfig()
+        self.schedule = Schedule(schedule, self.config.tz)
+        self._declared = Declaration("Cron", self, depth=2)
+        self._home: Runtime | None = None
+        self._runner: Runner | None = None
+        functools.update_wrapper(self, fn, updated=())
+
+    @property
+    def name(self) -> str:
+        """The declaring variable's, in lower case; errors as of :attr:`Singleton.name`."""
+        return self._declared.name
+
+    @property
+    def lease(self) -> str:
+        """The name of its lease."""
+        return PREFIX + self.name
+
+    # --- Running
+
+    def run(self, ctx: Ctx | None = None) -> None:
+        """Run each slot as it comes; return once ``ctx`` is over and the slot's run has ended.
+
+        What the function raises is told (``CronRan``) and survived, as are the storage's faults.
+
+        Args:
+            ctx: whose end ends it; as of :meth:`Singleton.run`.
+        """
+        parent = checks.parent(ctx)
+        runtime = self._runtime
+        root = (parent or Ctx.background(runtime.clock)).child()
+        slots = _Slots(self, runtime, root)
+        leave = loops.enter(root)
+        try:
+            slots.go_on()
+        finally:
+            leave()
+
+    def start(self) -> Runner:
+        """Run it in a thread of its own, once per process; return what stops it."""
+        if self._runner is None or not self._runner.running:
+            clock = self._runtime.clock
+            self._runner = Runner(f"cron {self.name}", clock, self.run)
+        return self._runner
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """Stop what :meth:`start` has started, as :meth:`tako_sync.Runner.stop`; True if it has."""
+        return self._runner is None or self._runner.stop(timeout)
+
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+        raise UsageError(
+            "a Cron is not called: .run(ctx) and .start() run it at its times, .fn(ctx) is the "
+            "bare function, for a test"
+        )
+
+    # --- Looking
+
+    def last(self) -> Run | None:
+        """Return the last slot that was begun anywhere, with single flight; one request."""
+        runtime = self._runtime
+        within = runtime.policy.request_timeout
+        return last_run(look(runtime, runtime.identity(self.lease), within=within).content)
+
+    def holder(self) -> Holder | None:
+        """Return who runs a slot now, with single flight, as :meth:`tako_sync.Lock.holder`."""
+        runtime = self._runtime
+        return breaking.who(runtime, runtime.identity(self.lease))
+
+    def bound_to(self, runtime: Runtime) -> Cron:
+        """Return the same Cron under ``runtime``, whatever ``configure`` says."""
+        bound = object.__new__(type(self))
+        bound.__dict__.update(self.__dict__)
+        bound._home, bound._runner = runtime, None
+        return bound
+
+    @property
+    def _runtime(self) -> Runtime:
+        return self._home if self._home is not None else current()
+
+
+class _Slots:
+    """One process's part: wait for a slot, run it unless others have, and again."""
+
+    def __init__(self, cron: Cron, runtime: Runtime, root: Ctx) -> None:
+        self._cron = cron
+        self._config = cron.config
+        self._schedule = cron.schedule
+        self._runtime = runtime
+        self._clock = runtime.clock
+        self._identity = runtime.identity(cron.lease)
+        self._root = root
+        self._refused = ""
+
+    def go_on(self) -> None:
+        last = self._clock.wall()
+        if self._config.singleflight:
+            slot = self._schedule.latest(last)
+            if slot is not None and self._in_time(slot):
+                self._run(slot, waited_for=False)
+        while not self._root.cancelled:
+            due = self._schedule.after(last)
+            if not self._sleep_until(due):
+                return
+            # Strictly later than the last one, whatever was done to the clock.
+            last = max(due, self._schedule.latest(self._clock.wall()) or due)
+            self._tell_missed(due, last)
+            if self._in_time(last):
+                self._run(last, waited_for=True)
+            else:
+                self._missed((last,), "it came too late for it")
+
+    # --- Time
+
+    def _sleep_until(self, due: datetime) -> bool:
+        """Wait for a time of day; return whether it has come, rather than the end."""
+        while (left := (due - self._clock.wall()).total_seconds()) > 0:
+            if self._root.wait(min(left, _NAP)):
+                return False
+        return not self._root.cancelled
+
+    def _late(self, slot: datetime) -> float:
+        return (self._clock.wall() - slot).total_seconds()
+
+    def _in_time(self, slot: datetime) -> bool:
+        return self._time_left(slot) > 0
+
+    def _time_left(self, slot: datetime) -> float:
+        """Return the seconds in which the run of a slot may still begin."""
+        window = (self._schedule.after(slot) - slot).total_seconds()
+        if self._config.catch_up is not None:
+            window = min(window, max(self._config.catch_up, _GRACE))
+        return window - self._late(slot)
+
+    def _tell_missed(self, first: datetime, last: datetime) -> None:
+        missed = self._schedule.between(first, last, _TOLD)
+        if missed:
+            self._missed(tuple(missed), "it slept, or was busy with an earlier one")
+
+    def _missed(self, slots: tuple[datetime, ...], why: str) -> None:
+        self._runtime.tell(CronMissed(self._identity.name, self._cron.name, slots, why))
+
+    # --- One slot
+
+    def _run(self, slot: datetime, *, waited_for: bool) -> None:
+        began: list[float] = []
+
+        def body(ctx: Ctx) -> object:
+            began.append(self._clock.monotonic())
+            return self._cron.fn(ctx)
+
+        error: BaseException | None = None
+        try:
+            if self._config.singleflight:
+                self._run_once_everywhere(slot, body, waited_for)
+            else:
+                ctx = self._root.child()
+                with ctx.entered():
+                    checks.finished(body(ctx))
+        except Exception as raised:  # noqa: BLE001 - told below
+            if not began:
+                self._not_run(slot, raised)
+            error = raised
+        except BaseException as raised:
+            if threading.current_thread() is threading.main_thread():
+                raise
+            error = raised
+        if began:
+            self._refused = ""
+            took = self._clock.monotonic() - began[0]
+            name = self._cron.name
+            self._runtime.tell(CronRan(self._identity.name, name, slot, took, error))
+            if error is not None and not isinstance(error, TakoError):
+                log.error("cron %s failed:", name, exc_info=error)
+
+    def _run_once_everywhere(self, slot: datetime, body: Body, waited_for: bool) -> None:
+        again = self._config.on_crash == "rerun"
+
+        def planned(content: Content) -> str:
+            return plan(content, slot, again=again, waited_for=waited_for)
+
+        with Tenure(self._runtime, self._identity, self._root, plan=planned) as tenure:
+            tenure.campaign(max(self._time_left(slot), _GRACE))
+            start = self._clock.monotonic()
+
+            def remembered(ctx: Ctx) -> object:
+                # What is cut short, by a shutdown or a loss, stays `running` in the record:
+                # whoever finds that with the lease free knows that it was not finished.
+                try:
+                    value = body(ctx)
+                except Exception as error:
+                    if not ctx.cancelled:
+                        self._remember(tenure, start, f"{type(error).__name__}: {error}")
+                    raise
+                if not ctx.cancelled:
+                    self._remember(tenure, start, "")
+                return value
+
+            tenure.run(remembered)
+
+    def _remember(self, tenure: Tenure, start: float, error: str) -> None:
+        begun = decode(tenure.memo)
+        if begun is None:
+            return  # adopted from a write that said nothing: nothing can be said of it
+        state, took = FAILED if error else DONE, self._clock.monotonic() - start
+        run = Run(begun.slot, state, begun.tries, tenure.lease.owner, took, error)
+        tenure.remember(run.encode())
+
+    def _not_run(self, slot: datetime, error: Exception) -> None:
+        name, lease = self._cron.name, self._identity.name
+        if isinstance(error, CutShort):
+            self._runtime.tell(CronCutShort(lease, name, slot, error.run.tries))
+        elif isinstance(error, NotWanted) or self._root.cancelled:
+            pass
+        elif isinstance(error, CampaignTimeoutError):
+            if not self._was_begun(slot):
+                self._missed((slot,), f"an earlier one was running elsewhere ({error})")
+        elif isinstance(error, UsageError):
+            raise error
+        elif repr(error) != self._refused:
+            self._refused = repr(error)
+            self._runtime.tell(CronRefused(lease, name, error))
+
+    def _was_begun(self, slot: datetime) -> bool:
+        try:
+            last = self._cron.bound_to(self._runtime).last()
+        except TakoError:
+            return False
+        return last is not None and last.slot >= slot
