@@ -79,7 +79,7 @@ class _Steps:
         self.forget()
 
     def forget(self) -> None:
-        self._trace: tuple[tuple[int, int], ...] = ()
+        self._trace: tuple[tuple[int, float], ...] = ()
         self._since = 0.0
         self._looks = 0
 
@@ -119,9 +119,13 @@ def _wants_a_processor(thread: threading.Thread) -> bool:
         return False
 
 
-def _trace(frame: FrameType | None) -> tuple[tuple[int, int], ...]:
-    trace = []
+def _trace(frame: FrameType | None) -> tuple[tuple[int, float], ...]:
+    trace: list[tuple[int, float]] = []
     while frame is not None:
+        if not isinstance(frame, FrameType):
+            # It moves while we look: Python 3.11 then gives anything as what was behind a frame.
+            trace.append((0, _REAL.monotonic()))
+            break
         trace.append((id(frame), frame.f_lasti))
         frame = frame.f_back
     return tuple(trace)
