@@ -1,0 +1,1 @@
+"""An example: invoice numbers without gaps, by a Singleton."""
