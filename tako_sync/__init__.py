@@ -16,6 +16,7 @@ The floors, from the ground up; a module imports only from those below it (setup
     runner, vigil, declared         a loop in a thread; does it run anywhere; what it is called
     schedule, slots                 when a Cron is due; which of its slots is to be run
     lock, singleton, cron, shutdown what a user writes
+    checkup                         whether a storage does what leases need
     testing, demo
 
 Nothing is imported before it is used: ``import tako_sync`` costs a few milliseconds.
@@ -27,6 +28,7 @@ TYPE_CHECKING = False  # as typing has it, without the 20 ms that its import can
 if TYPE_CHECKING:
     from typing import Any
 
+    from tako_sync.checkup import doctor as doctor
     from tako_sync.cron import Cron as Cron
     from tako_sync.cron import CronConfig as CronConfig
     from tako_sync.ctx import Ctx as Ctx
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
     from tako_sync.vigil import Health as Health
 
 _HOMES = {
+    "checkup": ("doctor",),
     "cron": ("Cron", "CronConfig"),
     "ctx": ("Ctx", "current_ctx"),
     "errors": (

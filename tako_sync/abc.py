@@ -13,6 +13,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
 from tako_sync.events import Event
+from tako_sync.findings import Finding
+from tako_sync.policy import LeasePolicy
 from tako_sync.snapshot import ABSENT, BODY_LIMIT, Absent, Interval, Snapshot, Version
 
 if TYPE_CHECKING:
@@ -103,6 +105,17 @@ class LeaseBackend(abc.ABC):
     @abc.abstractmethod
     def describe(self) -> str:
         """Return where the records are, for people: ``memory:``, ``sqlite:///…``, ``gs://…``."""
+
+    def examine(self, policy: LeasePolicy, *, timeout: float) -> Iterable[Finding]:
+        """Look at what only this storage has: settings, permissions, cost. For ``doctor``.
+
+        Raises nothing: what cannot be looked at is a finding, too.
+
+        Args:
+            policy: the timings of the leases that are to be kept there.
+            timeout: seconds for each request.
+        """
+        return ()
 
     def close(self) -> None:  # noqa: B027 - most backends have nothing to close
         """Free what is open. May be called again, and the backend used again, afterwards."""

@@ -12,6 +12,8 @@ from tako_sync import fork
 from tako_sync.abc import ABSENT, Absent, Clock, Interval, LeaseBackend, Snapshot, Version
 from tako_sync.clock import SystemClock
 from tako_sync.errors import VersionConflictError
+from tako_sync.findings import NOTE, Finding
+from tako_sync.policy import LeasePolicy
 from tako_sync.record import MAX_TTL
 
 _FORGET_AFTER: Final = 2 * MAX_TTL
@@ -88,6 +90,14 @@ class MemoryLease(LeaseBackend):
 
     def describe(self) -> str:
         return "memory:"
+
+    def examine(self, policy: LeasePolicy, *, timeout: float) -> Iterable[Finding]:
+        yield Finding(
+            NOTE,
+            "a table of this process: it excludes its threads from each other, and nobody else",
+            "for several processes, name a storage that they share: TAKO_BACKEND=sqlite:///path "
+            "on one machine, gs://bucket on several",
+        )
 
     def after_fork_in_child(self) -> None:
         self._lock = threading.RLock()

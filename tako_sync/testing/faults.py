@@ -23,7 +23,9 @@ from tako_sync import fork
 from tako_sync.abc import Absent, Clock, Interval, LeaseBackend, Snapshot, Version
 from tako_sync.clock import SystemClock
 from tako_sync.errors import BackendDeniedError, BackendUnavailableError, TakoError
+from tako_sync.findings import Finding
 from tako_sync.flag import Flag
+from tako_sync.policy import LeasePolicy
 
 
 @define(eq=False)
@@ -341,6 +343,9 @@ class FaultyBackend(LeaseBackend):
 
     def describe(self) -> str:
         return self.backend.describe()
+
+    def examine(self, policy: LeasePolicy, *, timeout: float) -> Iterable[Finding]:
+        return self.backend.examine(policy, timeout=timeout)
 
     def close(self) -> None:
         self.backend.close()

@@ -18,6 +18,8 @@ from tako_sync.backends.gcs.clients import Clients, Heard
 from tako_sync.backends.gcs.faults import translate
 from tako_sync.clock import SystemClock
 from tako_sync.errors import BackendUnavailableError, ConfigurationError, VersionConflictError
+from tako_sync.findings import Finding
+from tako_sync.policy import LeasePolicy
 
 if TYPE_CHECKING:
     from google.cloud import storage  # type: ignore[import-untyped]
@@ -142,6 +144,14 @@ class GCSLease(LeaseBackend):
                     return keys
 
         return self._ask("list", prefix, list_all)
+
+    def examine(self, policy: LeasePolicy, *, timeout: float) -> Iterable[Finding]:
+        from tako_sync.backends.gcs.examination import examine
+
+        def ask(request: Callable[[Any], Any]) -> Any:
+            return self._ask("bucket", "", request)
+
+        return examine(ask, self._clients.get, policy, timeout)
 
     def describe(self) -> str:
         return f"gs://{self._bucket}/{self._prefix}".rstrip("/")

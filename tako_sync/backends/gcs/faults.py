@@ -112,6 +112,7 @@ _NEEDED: Final = {
     "read": "storage.objects.get",
     "write": "storage.objects.create and storage.objects.delete (to replace an object)",
     "list": "storage.objects.list",
+    "bucket": "storage.buckets.get",
 }
 
 
@@ -149,17 +150,17 @@ def _of_answer(error: exceptions.GoogleAPICallError, what: str, where: str) -> B
         return VersionConflictError(f"{where} has another generation")
     if status == 429 or (status == 403 and _LIMITED.search(text)):
         return BackendUnavailableError(
-            f"{where}: too many requests: {_short(error)}", max(_AFTER_429, _retry_after(error))
+            f"{where}: too many requests: {_said(error)}", max(_AFTER_429, _retry_after(error))
         )
     if status in (0, 408, 409, 425) or status >= 500 or status < 400:
-        return BackendUnavailableError(f"{where}: {_short(error)}", _retry_after(error))
+        return BackendUnavailableError(f"{where}: {_said(error)}", _retry_after(error))
     if status == 404:
         return BackendDeniedError(
             f"{where}: {_missing(error)}: create it, or name another: gs://bucket[/prefix]"
         )
     for refusal in _REFUSALS:
         if status in refusal.statuses and refusal.words.search(text):
-            return BackendDeniedError(f"{where}: {refusal.advice} ({_short(error)})")
+            return BackendDeniedError(f"{where}: {refusal.advice} ({_said(error)})")
     if status == 403:
         named = _PERMISSION.search(text)
         advice = f"permission is missing: {named.group() if named else _NEEDED[what]}"
@@ -167,8 +168,8 @@ def _of_answer(error: exceptions.GoogleAPICallError, what: str, where: str) -> B
             advice += (
                 ". GCS answers so of a missing object, too, to who has no storage.objects.list"
             )
-        return BackendDeniedError(f"{where}: {advice} ({_short(error)})")
-    return BackendDeniedError(f"{where}: refused: {_short(error)}")
+        return BackendDeniedError(f"{where}: {advice} ({_said(error)})")
+    return BackendDeniedError(f"{where}: refused: {_said(error)}")
 
 
 def _missing(error: Any) -> str:
@@ -180,8 +181,20 @@ def _text(error: Any) -> str:
     return f"{error} {getattr(error.response, 'text', '')}"
 
 
+def _said(error: Any) -> str:
+    """Return what the service said: of an answer in JSON, the message alone."""
+    try:
+        return f"{int(error.code)} {_cut(error.response.json()['error']['message'])}"
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return _short(error)
+
+
 def _short(error: BaseException) -> str:
-    text = " ".join((str(error) or repr(error)).split())
+    return _cut(str(error) or repr(error))
+
+
+def _cut(said: str) -> str:
+    text = " ".join(said.split())
     return text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "…"
 
 

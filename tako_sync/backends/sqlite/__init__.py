@@ -11,6 +11,8 @@ from tako_sync.abc import ABSENT, BODY_LIMIT, Absent, Interval, LeaseBackend, Sn
 from tako_sync.backends.sqlite.boot_clock import BootClock, SystemBootClock
 from tako_sync.backends.sqlite.file import LeaseFile, Session
 from tako_sync.errors import VersionConflictError
+from tako_sync.findings import Finding
+from tako_sync.policy import LeasePolicy
 
 __all__ = ["SqliteLease"]
 
@@ -111,6 +113,11 @@ class SqliteLease(LeaseBackend):
         query = "SELECT key FROM lease WHERE substr(key, 1, ?) = ?"
         with self._file.session(timeout) as session:
             return [key for (key,) in session.all(query, (len(prefix), prefix))]
+
+    def examine(self, policy: LeasePolicy, *, timeout: float) -> Iterable[Finding]:
+        from tako_sync.backends.sqlite.examination import examine
+
+        return examine(self._file.path, self._clock.identity() is not None)
 
     def describe(self) -> str:
         return f"sqlite:///{self._file.path.as_posix().lstrip('/')}"
