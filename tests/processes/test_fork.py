@@ -24,7 +24,7 @@ from tako_sync.backends.memory import MemoryLease
 from tako_sync.backends.sqlite import SqliteLease
 from tako_sync.campaign import Campaign
 from tako_sync.ctx import Ctx
-from tako_sync.errors import LeaseLostError
+from tako_sync.errors import CtxCancelledError, LeaseLostError
 from tako_sync.events import Event, Renewed, Waiting
 from tako_sync.flag import Flag
 from tako_sync.lease import Lease
@@ -650,3 +650,53 @@ def test_ctrl_c_in_the_midst_of_a_fork_does_not_close_the_storage_to_the_parent(
     worker = crew.start(fork_under_fire, path, 200)
     worker.ends_well()
     assert worker.expect("struck inside")["times"] >= 10
+
+
+# --- A fork in the midst of a campaign ------------------------------------------------------
+
+
+def test_a_campaign_that_is_forked_goes_on_in_the_parent_and_ends_in_the_child() -> None:
+    """A listener, or a signal handler, forks. Both would take the one grant for theirs."""
+    there = Spot()
+    children: list[int] = []
+    waiting = threading.Event()
+
+    def fork(event: object) -> None:
+        if isinstance(event, Waiting) and not children:
+            children.append(os.fork())
+            waiting.set()
+
+    runtime = Runtime(
+        there.store,
+        app="shop",
+        env="test",
+        policy=LeasePolicy(ttl=30, poll=0.05),
+        listeners=[fork],
+    )
+    requests: list[str] = []
+    write = there.store.write
+
+    def noted(*args: Any, **options: Any) -> str:
+        requests.append("write")
+        return write(*args, **options)
+
+    def campaign() -> None:
+        mine = os.getpid()
+        status = 1
+        try:
+            answers.append(Lock("reindex").bound_to(runtime).do(lambda ctx: ctx.fence))
+        except CtxCancelledError as error:
+            status = 0 if "forked in the midst" in str(error) and not requests else 2
+        finally:
+            if children == [0] and os.getpid() == mine:
+                os._exit(status)
+
+    answers: list[int] = []
+    with there.lock().hold():
+        there.store.write = noted  # type: ignore[method-assign]
+        thread = threading.Thread(target=campaign, daemon=True)
+        thread.start()
+        assert waiting.wait(PATIENCE)
+        assert ended(children[0]) == 0
+    thread.join(PATIENCE)
+    assert len(answers) == 1

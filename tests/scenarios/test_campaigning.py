@@ -172,6 +172,28 @@ def test_a_thousand_campaigners_started_at_one_instant_spread_and_do_not_crowd_a
     assert len(herd.calls("write")) <= 1, "and nothing is written but a last release"
 
 
+@pytest.mark.timeout(120)
+def test_five_hundred_who_wait_for_a_dead_holder_do_not_come_at_the_instant_of_its_expiry(
+    world: World,
+) -> None:
+    """All of them see the same expiry, and none polls later than that and a poll."""
+    blocker = Blocker(world)
+    blocker.host.storage.always("*", fail(unavailable))
+    herd = Herd(world, 500, seconds_of_work=600.0)
+    world.advance(TTL - 4.0)
+    herd.storage.clear()
+    since = world.clock.monotonic()
+    world.advance(8.0)
+    assert herd.held == 1
+    steady = 500 / 2.0 / 10  # looks in 100 ms, each looking once in two seconds
+    buckets = Counter(int((call.at - since) * 10) for call in herd.calls("read"))
+    assert max(buckets.values()) <= 3 * steady
+    herd.parent.cancel()
+    blocker.host.storage.heal()
+    with pytest.raises(LeaseLostError):
+        blocker.end()
+
+
 def test_a_slow_storage_makes_a_hand_over_no_stampede(world: World) -> None:
     """Whoever looks between a release and the next grant finds it free, and writes in vain."""
     herd = Herd(world, 200, seconds_of_work=1.0)
@@ -833,3 +855,26 @@ def test_two_gates_show_that_only_one_of_two_late_grants_is_anyones(world: World
     states = [call.document["state"] for call in writes(host) if call.applied]
     assert states == ["held", "released"]
     assert other.lock().try_do(lambda ctx: "in") == (True, "in")
+
+
+@pytest.mark.parametrize("way", ["cancelled", "out of time"])
+def test_a_campaign_that_is_over_does_not_wait_for_a_give_back_that_hangs(
+    world: World, way: str
+) -> None:
+    """Its write is answered late; what it gives back then is a moment's work, and no more."""
+    host = world.host(prompt=False)
+    parent = Ctx.background(world.clock)
+    host.storage.script("write", delay(after=1.0))
+    campaign = world.start(
+        lambda: host.lock().do(lambda ctx: None, ctx=parent, timeout=0.9), "campaign"
+    )
+    host.storage.always("write", delay(600.0), when=lambda call: call.number > 1)
+    world.advance(0.5)
+    if way == "cancelled":
+        parent.cancel()
+        world.advance(TTL / 60)
+    else:
+        world.advance(0.4 + TTL / 60)
+    with pytest.raises((CtxCancelledError, CampaignTimeoutError)):
+        campaign.result(1)
+    host.storage.release_all()

@@ -25,8 +25,9 @@ from tako_sync.errors import (
     BackendUnavailableError,
     LeaseLostError,
     LossReason,
+    VersionConflictError,
 )
-from tako_sync.events import Acquired, Event, Lost, Renewed
+from tako_sync.events import Acquired, Event, Lost, Renewed, Unreachable
 from tako_sync.flag import Flag
 from tako_sync.lock import Lock
 from tako_sync.policy import LeasePolicy
@@ -745,3 +746,25 @@ def test_a_body_that_holds_the_interpreter_lock_past_its_ttl_finds_itself_cancel
     assert caught.value.reason in (LossReason.EXPIRED, LossReason.UNREACHABLE)
     assert other.returncode == 0
     backend.close()
+
+
+def test_renewals_refused_for_no_reason_are_trouble_and_no_hot_loop(world: World) -> None:
+    """A proxy, or a broken storage, answers each renewal with a conflict; the record stands."""
+    host = world.host()
+    work = Work(world, TTL)
+    running = world.start(lambda: host.lock().do(work))
+    host.storage.always("write", fail(lambda: VersionConflictError("412")))
+    asked = len(host.requests())
+    world.advance(ASSURED - 0.1)
+    assert not work.ctx.cancelled
+    assert len(host.told(Unreachable)) == 1
+    world.advance(0.1)
+    assert work.ctx.cancelled
+    sent = host.requests()[asked:]
+    assert sent.count("write") == sent.count("read") <= 30, "one look for each refusal"
+    host.storage.heal()
+    world.advance(TTL)
+    with pytest.raises(LeaseLostError) as caught:
+        running.result()
+    assert caught.value.reason is LossReason.UNREACHABLE
+    assert "nobody has changed it" in str(caught.value.__cause__)
