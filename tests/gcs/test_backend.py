@@ -28,6 +28,8 @@ from tako_sync.errors import (
     ConfigurationError,
     VersionConflictError,
 )
+from tako_sync.lock import Lock
+from tako_sync.runtime import Runtime
 
 KEY = "run-shop-prod-reindex"
 NAME = f"leases/{KEY}"
@@ -621,3 +623,25 @@ def test_a_client_of_another_kind_is_refused() -> None:
         GCSLease("bucket", client=path)
     with pytest.raises(ConfigurationError, match="user_project"):
         GCSLease("bucket", user_project=7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["a..", "0", "x" * 100, "con", "a.b_c-d", "a-.-", "leases"])
+def test_a_name_reaches_the_url_as_one_object_below_the_prefix(
+    gcs_server: GCSServer, backend: GCSLease, name: str
+) -> None:
+    runtime = Runtime(backend, app="shop", env="prod")
+    assert Lock(name).bound_to(runtime).do(lambda ctx: 1) == 1
+    assert {request.name for request in gcs_server.requests()} == {f"leases/run-shop-prod-{name}"}
+    assert {request.kind for request in gcs_server.requests()} == {"read", "write"}
+
+
+ODD = ["", " ", ".", "..", "a/b", "/a", "a//b", "a\nb", "a\rb", "é", "e\u0301", "#", "?", "%2F"]
+
+
+@pytest.mark.parametrize("name", [*ODD, ".well-known/acme-challenge/x", "\0", "\ud800", b"a", None])
+def test_an_odd_one_is_refused_before_any_backend_is_asked(
+    gcs_server: GCSServer, backend: GCSLease, name: Any
+) -> None:
+    with pytest.raises(ConfigurationError):
+        Lock(name).bound_to(Runtime(backend)).do(lambda ctx: 1)
+    assert gcs_server.count() == 0
