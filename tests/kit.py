@@ -98,7 +98,7 @@ class World:
 
     def __init__(self, policy: LeasePolicy | None = None) -> None:
         self.clock = FakeClock()
-        self.store: LeaseBackend = MemoryLease(self.clock)
+        self.store = MemoryLease(self.clock)
         self.policy = policy or LeasePolicy()
         self.meter = OverlapMeter()
         self.hosts: list[Host] = []
@@ -124,13 +124,9 @@ class World:
         clock: Clock = self.clock
         if (offset, rate, wall_offset) != (0.0, 1.0, 0.0):
             clock = self.clock.view(offset, rate, wall_offset)
-        host = Host(name, self.way_to_the_store(), clock, policy or self.policy, prompt)
+        host = Host(name, self.store, clock, policy or self.policy, prompt)
         self.hosts.append(host)
         return host
-
-    def way_to_the_store(self) -> LeaseBackend:
-        """Return what a new host reaches the storage by."""
-        return self.store
 
     def start(self, fn: Callable[[], T], name: str = "worker") -> Running[T]:
         """Run ``fn`` in a thread, and wait until it waits on the clock or has ended."""
