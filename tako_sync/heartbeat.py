@@ -185,4 +185,10 @@ class Heartbeat:
             self._runtime.tell(HandoverRequested(self._lease.name, self._lease.fence, by))
 
     def _sleep(self, seconds: float) -> None:
-        self._clock.wait(self._stop, min(seconds, self._lease.remaining()))
+        left = self._lease.remaining()
+        last_chance = left - self._policy.request_timeout
+        if seconds > last_chance > 0:
+            # As where a storage asks for more time (429) than is left: one more attempt can save
+            # the hold, a pause cannot.
+            seconds = last_chance
+        self._clock.wait(self._stop, min(seconds, left))

@@ -768,3 +768,29 @@ def test_renewals_refused_for_no_reason_are_trouble_and_no_hot_loop(world: World
         running.result()
     assert caught.value.reason is LossReason.UNREACHABLE
     assert "nobody has changed it" in str(caught.value.__cause__)
+
+
+def test_a_pause_that_is_asked_for_does_not_outlast_the_last_chance_to_renew(world: World) -> None:
+    """429 asks for a second at least, and a minute at most: with a short ttl, that is too long."""
+    host = world.host()
+    work = Work(world)
+    running = world.start(lambda: host.lock().do(work))
+    refused = BackendUnavailableError("429", retry_after=60.0)
+    host.storage.script("write", fail(lambda: refused), fail(lambda: refused))
+    world.advance(ASSURED - 5.0 + 0.1)
+    assert host.requests()[2:] == ["write", "write"], "the second one as the last chance came"
+    world.advance(5.0)
+    assert host.told(Lost)[0].reason is LossReason.UNREACHABLE
+    work.finish.set()
+    world.advance(TTL)
+    with pytest.raises(LeaseLostError):
+        running.result()
+
+
+def test_one_refusal_that_asks_for_a_minute_costs_nothing(world: World) -> None:
+    host = world.host()
+    work = Work(world, 2 * TTL)
+    running = world.start(lambda: host.lock().do(work))
+    host.storage.script("write", fail(lambda: BackendUnavailableError("429", retry_after=60.0)))
+    world.advance(2 * TTL + 1)
+    assert running.result() == 42
