@@ -29,6 +29,8 @@ T = TypeVar("T")
 _CLOCK: Final = SystemClock()
 _GENERATION: Final = re.compile(r"[1-9][0-9]{0,18}")
 _LARGEST: Final = 2**63 - 1
+_MISREAD: Final = (AttributeError, LookupError, TypeError, ValueError)
+"""What comes of an answer in which something else stands than is looked for there."""
 
 
 class GCSLease(LeaseBackend):
@@ -79,6 +81,7 @@ class GCSLease(LeaseBackend):
                     raise
                 return Snapshot(b"", ABSENT, None, answer.now(self._heard.headers))
             version = answer.generation(blob.generation)
+            answer.check_body(body, self._heard.headers)
             now = answer.now(self._heard.headers)
             return Snapshot(body, version, answer.written(self._heard.headers, now), now)
 
@@ -168,15 +171,21 @@ class GCSLease(LeaseBackend):
 
     def _ask(self, what: str, key: str, request: Callable[[Any], T]) -> T:
         where = f"gs://{self._bucket}/{self._name(key)}"
-        self._heard.headers = {}
+        self._heard.forget()
         try:
             client = self._clients.get()
             return request(client.bucket(self._bucket, user_project=self._user_project))
         except Exception as error:
+            self._heard.close()
             fault = translate(error, what, where)
+            if fault is None and isinstance(error, _MISREAD) and self._heard.headers:
+                # Google's client takes any answer of 200 for one of GCS.
+                fault = BackendUnavailableError(f"{where}: not an answer of GCS: {error!r}")
             if fault is None:
                 raise
             raise fault from error
+        finally:
+            self._heard.forget()
 
 
 def _download(blob: Any, timeout: float) -> bytes:

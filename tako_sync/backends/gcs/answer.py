@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, Final
 
 from tako_sync.errors import BackendUnavailableError
 from tako_sync.snapshot import Interval, Version
+
+_MD5: Final = re.compile(r"\bmd5=([^,\s]+)")
 
 
 def generation(value: object) -> Version:
@@ -20,6 +25,28 @@ def generation(value: object) -> Version:
     if not isinstance(value, int) or value <= 0:
         raise BackendUnavailableError("the answer names no generation: it is not one of GCS")
     return str(value)
+
+
+def check_body(body: bytes, headers: Mapping[str, str]) -> None:
+    """Look whether the body is the object's, where the answer tells; the client does not.
+
+    Where the connection ended amid the headers, the rest of them and the body are missing: an
+    empty object it would seem, which is a record that cannot be read, and the end of a hold that
+    looks. And the client compares no checksum where it was asked for a range.
+
+    Raises:
+        BackendUnavailableError: it is not, or the answer does not say how long it is.
+    """
+    if not headers.get("Content-Length") and not headers.get("Transfer-Encoding"):
+        raise BackendUnavailableError("the answer was cut off")
+    said = _MD5.search(headers.get("X-Goog-Hash", ""))
+    is_whole = headers.get("Content-Range", "").endswith(f"/{len(body)}")
+    as_stored = headers.get("X-Goog-Stored-Content-Encoding") == "identity"
+    if said is None or not is_whole or not as_stored:
+        return
+    digest = hashlib.md5(body, usedforsecurity=False).digest()
+    if base64.b64encode(digest).decode() != said[1]:
+        raise BackendUnavailableError("the body was damaged on its way")
 
 
 def now(headers: Mapping[str, str]) -> Interval | None:

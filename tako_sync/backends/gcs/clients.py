@@ -20,9 +20,18 @@ _CONNECTIONS: Final = 256
 
 
 class Heard(threading.local):
-    """The headers of the last answer that this thread got."""
+    """The last answer that this thread got, and its headers."""
 
     headers: Mapping[str, str] = {}
+    answer: Response | None = None
+
+    def forget(self) -> None:
+        self.headers, self.answer = {}, None
+
+    def close(self) -> None:
+        """Close the answer: what is left unread of it would keep its connection open."""
+        if self.answer is not None:
+            self.answer.close()
 
 
 class Clients:
@@ -80,7 +89,11 @@ class Clients:
         return client
 
     def _hear(self, response: Response, **_kwargs: object) -> None:
-        self.heard.headers = response.headers
+        self.heard.headers, self.heard.answer = response.headers, response
+        if response.status_code == 401:
+            # Google's session drops it, unread, to refresh its credentials: read, its connection
+            # can be used again; else it would stay open until the garbage collector comes.
+            _ = response.content
 
 
 def _info() -> ClientInfo:
