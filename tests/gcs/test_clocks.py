@@ -72,8 +72,13 @@ def lost(world: GCSWorld, running: Running[Any]) -> LeaseLostError:
 # --- Hosts whose clocks disagree -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("observing", [False, True], ids=["by Date", "by observation"])
-@pytest.mark.parametrize("skew", [45.0, -45.0, 0.7, HOUR, -HOUR, YEARS, -YEARS])
+@pytest.mark.parametrize(
+    ("skew", "observing"),
+    [
+        *((skew, False) for skew in (45.0, -45.0, HOUR, YEARS, -YEARS)),
+        *((skew, True) for skew in (45.0, -YEARS)),
+    ],
+)
 def test_at_any_skew_a_live_lease_is_not_stolen_and_a_dead_one_is_taken_over(
     world: GCSWorld, skew: float, observing: bool
 ) -> None:
@@ -93,7 +98,7 @@ def test_at_any_skew_a_live_lease_is_not_stolen_and_a_dead_one_is_taken_over(
     assert lost(world, holding).reason is LossReason.UNREACHABLE
 
 
-@pytest.mark.parametrize("shift", [45.0, HOUR, -HOUR, YEARS, -YEARS])
+@pytest.mark.parametrize("shift", [45.0, -HOUR, YEARS])
 def test_a_bucket_whose_whole_clock_is_off_is_as_good_as_another(
     world: GCSWorld, shift: float
 ) -> None:
@@ -244,7 +249,7 @@ def test_metadata_that_cannot_be_had_leave_it_to_observation(world: GCSWorld) ->
 # --- The time of day is set ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step", [HOUR, -HOUR, 13 * HOUR, -YEARS])
+@pytest.mark.parametrize("step", [-HOUR, 13 * HOUR, -YEARS])
 def test_setting_the_time_of_day_during_a_hold_neither_loses_nor_prolongs_it(
     world: GCSWorld, step: float
 ) -> None:

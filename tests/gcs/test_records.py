@@ -451,14 +451,14 @@ class Dead:
 
 
 @pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("start", ["new", "expired", "unreadable"])
+@pytest.mark.parametrize("start", ["new", "expired"])
 @pytest.mark.parametrize("number", range(1, 7))
 def test_after_a_crash_at_any_request_the_name_is_obtainable_within_a_ttl_and_a_poll(
     world: GCSWorld, number: int, start: str, applied: bool
 ) -> None:
     """Owner and expiry travel in one write: there is no moment with the one and not the other."""
     if start != "new":
-        world.put(but() if start == "expired" else b"{")
+        world.put(but())
         world.advance(TTL + WIDTHS)
     victim, heir = world.host("victim"), world.host("heir")
     crashed: list[float] = []
@@ -467,7 +467,7 @@ def test_after_a_crash_at_any_request_the_name_is_obtainable_within_a_ttl_and_a_
 
     def lives() -> None:
         for _ in range(2):
-            victim.lock().do(lambda ctx: ctx.wait(21), timeout=100)
+            victim.lock().do(lambda ctx: ctx.wait(21), timeout=10)
 
     running = world.start(lives)
     while not crashed:
@@ -478,5 +478,5 @@ def test_after_a_crash_at_any_request_the_name_is_obtainable_within_a_ttl_and_a_
     world.advance(TTL + WIDTHS + POLL)
     assert waiting.result() == 42
     assert work.began[0] - begun <= TTL + WIDTHS + POLL
-    world.advance(200)
+    world.advance(60)
     assert running.done

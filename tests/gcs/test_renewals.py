@@ -15,7 +15,7 @@ from google.auth import exceptions as auth
 from google.auth.credentials import AnonymousCredentials
 
 from gcs import canned, kit
-from gcs.actions import Action, Cut, Drip, Drop, Reset, Stall, Status, Substitute
+from gcs.actions import Action, Drip, Drop, Reset, Stall, Status, Substitute
 from gcs.faults import Fault
 from gcs.hosts import (
     ASSURED,
@@ -540,12 +540,12 @@ def test_a_body_that_holds_the_interpreter_lock_past_its_ttl_finds_itself_cancel
 # --- For real ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("loss", ["stall", "drip", "cut"])
+@pytest.mark.parametrize("loss", ["stall", "drip"])
 def test_in_real_time_a_holder_whose_answers_stop_ends_before_another_begins(
     gcs_process: GCSProcess, loss: str
 ) -> None:
     """The clocks and sockets are the system's, and a dripping answer ends no socket's timeout."""
-    actions: dict[str, Action] = {"stall": Stall(), "drip": Drip(interval=0.05), "cut": Cut(10)}
+    actions: dict[str, Action] = {"stall": Stall(), "drip": Drip(interval=0.05)}
     gcs_process.faults.clear()
     policy = LeasePolicy(ttl=1.0, poll=0.1)
     order: list[str] = []
