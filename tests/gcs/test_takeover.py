@@ -431,27 +431,30 @@ def test_cycles_with_renewals_under_way_at_the_release_are_all_successes(
         backend = GCSLease(gcs_server.bucket, client=client)
         events: list[object] = []
         runtime = Runtime(
-            backend, app="shop", env="test", policy=LeasePolicy(ttl=1.5), listeners=[events.append]
+            backend, app="shop", env="test", policy=LeasePolicy(ttl=3.0), listeners=[events.append]
         )
 
-        def cycles(number: int) -> int:
-            lock = Lock(f"name-{number}").bound_to(runtime)
-            for _ in range(4):
-                fence = lock.do(
-                    lambda ctx: ctx.wait(chance.uniform(0.46, 0.56)) or ctx.fence, timeout=10
-                )
-                sent = gcs_server.requests("write", f"*name-{number}")[-1]
-                stored = gcs_server.object(f"leases/run-shop-test-name-{number}")
-                assert stored is not None and stored.body == sent.body and is_release(sent)
-                assert sent.document["fence"] == fence
-            return 4
+        def freed(name: str, fence: int) -> bool:
+            last = [r for r in gcs_server.requests("write", name) if r.committed][-1]
+            return is_release(last) and last.document["fence"] == fence
 
-        with ThreadPoolExecutor(10) as pool:
-            assert list(pool.map(cycles, range(10))) == 10 * [4]
+        def cycles(number: int) -> int:
+            lock, name = Lock(f"name-{number}").bound_to(runtime), f"*name-{number}"
+            for _ in range(2):
+                fence = lock.do(
+                    lambda ctx: ctx.wait(chance.uniform(0.93, 1.06)) or ctx.fence, timeout=20
+                )
+                # It may be refused first, where a renewal was applied after it was given up; and
+                # on a busy machine it takes longer than its caller waits for it.
+                gcs_server.wait(lambda: freed(name, fence))  # noqa: B023
+            return 2
+
+        with ThreadPoolExecutor(20) as pool:
+            assert list(pool.map(cycles, range(20))) == 20 * [2]
         backend.close()
     assert not [event for event in events if isinstance(event, (Lost, ReleaseUnconfirmed))]
     held = gcs_server.count("write", when=is_held)
-    assert held > 60, "the trial has hardly any heartbeat in it"
+    assert held > 50, "the trial has hardly any heartbeat in it"
 
 
 # --- Granted too late -------------------------------------------------------------------------
