@@ -79,18 +79,19 @@ class _Steps:
         self.forget()
 
     def forget(self) -> None:
-        self._trace: tuple[tuple[int, float], ...] = ()
+        self._place: tuple[object, ...] = ()
         self._since = 0.0
         self._looks = 0
 
-    def moved(self, frame: FrameType) -> bool:
-        return self._trace != _trace(frame)
+    def moved(self, frame: FrameType, thread: threading.Thread) -> bool:
+        return self._place != _place(thread, frame)
 
     def stood(self, frame: FrameType, thread: threading.Thread) -> float:
         """Return for how many real seconds the thread has not moved; 0 until that is sure."""
         now = _REAL.monotonic()
-        if self.moved(frame) or _wants_a_processor(thread):
-            self._trace, self._since, self._looks = _trace(frame), now, 0
+        place = _place(thread, frame)
+        if self._place != place or _wants_a_processor(thread):
+            self._place, self._since, self._looks = place, now, 0
         self._looks += 1
         return now - self._since if self._looks >= _LOOKS else 0.0
 
@@ -119,16 +120,17 @@ def _wants_a_processor(thread: threading.Thread) -> bool:
         return False
 
 
-def _trace(frame: FrameType | None) -> tuple[tuple[int, float], ...]:
-    trace: list[tuple[int, float]] = []
-    while frame is not None:
-        if not isinstance(frame, FrameType):
-            # It moves while we look: Python 3.11 then gives anything as what was behind a frame.
-            trace.append((0, _REAL.monotonic()))
-            break
-        trace.append((id(frame), frame.f_lasti))
-        frame = frame.f_back
-    return tuple(trace)
+def _place(thread: threading.Thread, frame: FrameType) -> tuple[object, ...]:
+    """Return what changes when ``thread`` moves: how long it has run, and where it is on top.
+
+    Not the frames below: to walk those of a thread that runs crashes Python 3.11 now and then.
+    """
+    try:
+        with open(f"/proc/self/task/{thread.native_id}/schedstat", encoding="ascii") as stat:
+            ran = stat.read().partition(" ")[0]
+    except OSError:  # not Linux
+        ran = ""
+    return ran, id(frame), frame.f_lasti
 
 
 class FakeClock(Clock):
@@ -146,7 +148,7 @@ class FakeClock(Clock):
     * A thread that the clock did not spawn (the test's own) is known from its first wait on;
       :meth:`wait_for_waiters` waits for that.
     * A known thread may block in something that is not the clock: a barrier, a join, a queue.
-      If its Python frames have not moved over a stretch of real time (``patience``), it is
+      If it has not run or moved over a stretch of real time (``patience``), it is
       taken to be blocked there and no longer waited for, until a later look finds that it
       moved on. If someone's event was set meanwhile, they get their turn after a tenth of
       that: it may be them it is blocked on. A loop that makes no call at all may
@@ -494,7 +496,7 @@ class FakeClock(Clock):
                 frame = frames.get(thread.ident or 0)
                 if frame is None or not thread.is_alive():
                     del self._elsewhere[thread]
-                elif steps.moved(frame):
+                elif steps.moved(frame, thread):
                     steps.forget()
                     self._running[thread] = self._elsewhere.pop(thread)
 
