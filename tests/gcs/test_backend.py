@@ -254,6 +254,19 @@ def test_a_read_that_fails_is_unavailable_and_never_absent(
     assert read(backend).body == b"{}"
 
 
+def test_a_404_of_a_proxy_is_no_missing_object_nor_bucket(
+    gcs_server: GCSServer, backend: GCSLease
+) -> None:
+    """A look that found nothing would end a hold as deleted."""
+    version = write(backend)
+    page = Substitute("<html><body>404 Not Found</body></html>", status=404)
+    gcs_server.faults.add(Fault("read", page), Fault("write", page))
+    with pytest.raises(BackendUnavailableError, match="not an answer of GCS"):
+        read(backend)
+    with pytest.raises(BackendUnavailableError, match="not an answer of GCS"):
+        write(backend, version)
+
+
 @pytest.mark.parametrize("action", [Stall, partial(Drip, interval=5)])
 @pytest.mark.parametrize("what", ["read", "write", "list"])
 def test_a_request_that_hangs_ends_at_its_timeout(

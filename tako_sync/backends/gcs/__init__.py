@@ -77,7 +77,7 @@ class GCSLease(LeaseBackend):
             try:
                 body = _download(blob, timeout)
             except exceptions.NotFound as error:
-                if answer.tells_of_the_bucket(error):
+                if answer.tells_of_the_bucket(error) or answer.is_of_a_proxy(error):
                     raise
                 return Snapshot(b"", ABSENT, None, answer.now(self._heard.headers))
             version = answer.generation(blob.generation)
@@ -110,7 +110,7 @@ class GCSLease(LeaseBackend):
             try:
                 blob.reload(timeout=timeout, retry=None)
             except exceptions.NotFound as error:
-                if answer.tells_of_the_bucket(error):
+                if answer.tells_of_the_bucket(error) or answer.is_of_a_proxy(error):
                     raise
                 return None
             if answer.generation(blob.generation) != version:

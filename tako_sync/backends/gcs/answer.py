@@ -87,5 +87,14 @@ def _seconds(http_date: str | None) -> float | None:
 
 def tells_of_the_bucket(error: Any) -> bool:
     """Whether a 404 says that the bucket is missing, rather than an object in it."""
-    text = f"{error} {getattr(error.response, 'text', '')}".lower()
+    text = f"{error} {_text(error)}".lower()
     return "bucket does not exist" in text or "bucket not found" in text
+
+
+def is_of_a_proxy(error: Any) -> bool:
+    """Whether an error is a page for people, as GCS sends none: of something in between."""
+    return _text(error).lstrip().startswith("<")
+
+
+def _text(error: Any) -> str:
+    return str(getattr(error.response, "text", ""))

@@ -154,6 +154,8 @@ def _of_answer(error: exceptions.GoogleAPICallError, what: str, where: str) -> B
         )
     if status in (0, 408, 409, 425) or status >= 500 or status < 400:
         return BackendUnavailableError(f"{where}: {_said(error)}", _retry_after(error))
+    if status == 404 and answer.is_of_a_proxy(error):
+        return BackendUnavailableError(f"{where}: not an answer of GCS: {_said(error)}")
     if status == 404:
         return BackendDeniedError(
             f"{where}: {_missing(error)}: create it, or name another: gs://bucket[/prefix]"
