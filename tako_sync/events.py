@@ -204,7 +204,7 @@ class SingletonReturned(Event):
 
     Attributes:
         singleton: its name.
-        pause: seconds until this process campaigns again; others may take over meanwhile.
+        pause: least seconds until this process campaigns again; others may take over meanwhile.
         error: what it raised, or its loss; None if it returned.
     """
 
@@ -223,7 +223,7 @@ class SingletonReturned(Event):
             ended = f"lost its lease ({self.error.reason.value})"
         elif self.error is not None:
             ended = f"failed with {type(self.error).__name__}: {printable(str(self.error))}"
-        return f"♾ singleton {self.singleton} {ended} — restarting in {self.pause:.0f}s."
+        return f"♾ singleton {self.singleton} {ended} — restarting in {self.pause:g}s."
 
 
 @frozen

@@ -236,17 +236,16 @@ class _Turns:
 
     def go_on(self) -> None:
         while not self._root.cancelled:
-            pause = self._pause()
-            self._turn(pause)
+            self._turn()
             # The lease is free meanwhile: so that a process in which the loop works gets it from
             # one in which it always fails.
-            self._root.wait(pause)
+            self._root.wait(self._pause())
 
     def _pause(self) -> float:
         policy, chance = self._runtime.policy, self._runtime.clock.random()
         return policy.restart * (1 + policy.jitter * chance)
 
-    def _turn(self, pause: float) -> None:
+    def _turn(self) -> None:
         silence = self._singleton.config.max_silence
         tenure = Tenure(self._runtime, self._identity, self._root, silence or math.inf)
         began = False
@@ -259,16 +258,16 @@ class _Turns:
         except Exception as error:
             if not began and isinstance(error, UsageError):
                 raise
-            self._over(error, began, pause)
+            self._over(error, began)
         except BaseException as error:
             self._vigil.ends("it was told to end")
             if threading.current_thread() is threading.main_thread():
                 raise
-            self._over(error, began, pause)
+            self._over(error, began)
         else:
-            self._over(None, began, pause)
+            self._over(None, began)
 
-    def _over(self, error: BaseException | None, began: bool, pause: float) -> None:
+    def _over(self, error: BaseException | None, began: bool) -> None:
         name, lease = self._singleton.name, self._identity.name
         if error is None:
             self._vigil.ends("it has returned, and is to be restarted")
@@ -279,7 +278,7 @@ class _Turns:
         if isinstance(error, HandoverRequestedError):
             error = None  # the body has heard, and has ended as it was asked to
         if began:
-            self._runtime.tell(SingletonReturned(lease, name, pause, error))
+            self._runtime.tell(SingletonReturned(lease, name, self._runtime.policy.restart, error))
             if error is not None and not isinstance(error, LeaseLostError):
                 log.error("singleton %s failed:", name, exc_info=error)
         elif isinstance(error, Exception) and repr(error) != self._refused:

@@ -445,7 +445,7 @@ SAMPLES: dict[type[Event], tuple[Event, int, str]] = {
         ),
     ),
     SingletonReturned: (
-        SingletonReturned("singleton-x", "x", 5.2, None),
+        SingletonReturned("singleton-x", "x", 5.0, None),
         logging.INFO,
         "♾ singleton x returned — restarting in 5s.",
     ),
