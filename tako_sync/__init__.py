@@ -16,7 +16,7 @@ The floors, from the ground up; a module imports only from those below it (setup
     runner, vigil, declared         a loop in a thread; does it run anywhere; what it is called
     schedule, slots                 when a Cron is due; which of its slots is to be run
     lock, singleton, cron, shutdown what a user writes
-    checkup                         whether a storage does what leases need
+    probe, checkup                  whether a storage does what leases need
     testing, demo
 
 Nothing is imported before it is used: ``import tako_sync`` costs a few milliseconds.

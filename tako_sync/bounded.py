@@ -12,7 +12,9 @@ from typing import Any, Final, Generic, TypeVar
 
 from tako_sync.abc import Absent, Clock, Interval, LeaseBackend, Snapshot, Version
 from tako_sync.errors import BackendUnavailableError
+from tako_sync.findings import Finding
 from tako_sync.flag import Flag
+from tako_sync.policy import LeasePolicy
 
 T = TypeVar("T")
 
@@ -81,6 +83,28 @@ class Requests:
         return self._call(
             lambda timeout: list(self._backend.list(prefix, timeout=timeout)), within, None, None
         )
+
+    def examine(
+        self,
+        policy: LeasePolicy,
+        tell: Callable[[Finding], object],
+        *,
+        timeout: float,
+        within: float,
+    ) -> None:
+        """Have the backend examine itself; raises ``BackendUnavailableError`` as :meth:`read`.
+
+        Args:
+            tell: called with each finding as it comes, also with those that come too late.
+            timeout: seconds for each request of the examination.
+            within: seconds for all of it.
+        """
+
+        def examine(_timeout: float) -> None:
+            for finding in self._backend.examine(policy, timeout=timeout):
+                tell(finding)
+
+        self._call(examine, within, None, None)
 
     def _call(
         self,

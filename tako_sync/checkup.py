@@ -1,46 +1,41 @@
-"""``doctor``: whether a storage does what leases need, and what it costs, in words.
-
-It writes one record, of a lease that nobody uses, and leaves it there, released: leases are never
-deleted, and the next examination goes on from it.
-"""
+"""``doctor``: whether a storage does what leases need, and what it costs, in words."""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Callable, Iterator
-from typing import Final, TypeVar
+from collections.abc import Iterator
+from typing import Final
 
-from tako_sync.abc import Absent, LeaseBackend, Snapshot, Version
-from tako_sync.errors import (
-    BackendDeniedError,
-    BackendError,
-    BackendUnavailableError,
-    VersionConflictError,
-)
-from tako_sync.findings import NOTE, OK, PROBLEM, Finding, Report
-from tako_sync.flag import Flag
-from tako_sync.record import Identity, Record, State, stamp
-from tako_sync.runtime import Runtime, current, nonce
+from tako_sync.abc import LeaseBackend
+from tako_sync.errors import BackendDeniedError
+from tako_sync.findings import NOTE, OK, Finding, Report
+from tako_sync.policy import LeasePolicy
+from tako_sync.probe import SCRATCH, Probe, fault
+from tako_sync.record import MAX_TTL
+from tako_sync.runtime import Runtime, current
 
-T = TypeVar("T")
-
-_SCRATCH: Final = Identity("tako", "doctor", "scratch")
-_TRIES: Final = 4
-_APART: Final = 10.0
-"""Seconds between host and storage beyond which it is worth a word."""
+_FAR_APART: Final = 10.0
+"""Seconds between the clocks of host and storage that are worth a word more."""
+_A_DAY_OF_TODAY: Final = 1e9
+"""Seconds since 1970. A storage whose time is earlier does not tell the time of day."""
+_REQUESTS_OF_ITS_OWN: Final = 4
+"""What the examination of a backend may take, in requests that each take their whole time."""
 
 
 def doctor(binding: Runtime | LeaseBackend | str | None = None) -> Report:
-    """Examine a storage; return what was found. Raises nothing for a fault of the storage.
+    """Examine a storage; return what was found, for people. Whatever fails there is a finding.
 
-    A handful of requests, each bounded by the policy, and one scratch record. No real lease is
-    touched or waited for.
+    No real lease is touched or waited for. It makes about a dozen requests, each bounded by the
+    policy's ttl/6, and writes one scratch record, ``run-<app>-<env>-tako-doctor``, which stays
+    there, released, for the next time. That takes a few seconds where a storage takes one write
+    a second of one record, and up to a minute where it hangs.
 
     Args:
         binding: a ``Runtime``, a backend or its URL; by default what ``configure`` has bound.
 
     Raises:
-        ConfigurationError: no backend can be made of ``binding``.
+        ConfigurationError: no backend can be made of ``binding``, or of what is configured.
     """
     if binding is None:
         runtime = current()
@@ -48,171 +43,127 @@ def doctor(binding: Runtime | LeaseBackend | str | None = None) -> Report:
         runtime = binding
     else:
         runtime = Runtime(binding)
-    return Report(runtime.backend.describe(), tuple(_Checkup(runtime).findings()))
+    return Report(_described(runtime.backend), tuple(_findings(runtime)))
 
 
-class _Checkup:
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._clock = runtime.clock
-        self._policy = runtime.policy
-        self._reads: list[float] = []
-        self._writes: list[float] = []
-        self._seen: Snapshot | None = None
+def _described(backend: LeaseBackend) -> str:
+    try:
+        return backend.describe()
+    except Exception:  # noqa: BLE001 - a backend of anybody's, and the report goes on
+        return repr(backend)
 
-    def findings(self) -> Iterator[Finding]:
-        yield from self._round_trip()
-        yield from self._list()
-        yield from self._times()
-        yield from self._clocks()
-        yield from self._runtime.backend.examine(self._policy, timeout=self._policy.request_timeout)
-        yield self._timings()
 
-    # --- Compare and swap
+def _findings(runtime: Runtime) -> Iterator[Finding]:
+    probe = Probe(runtime)
+    yield from probe.run()
+    if probe.seen is not None:
+        yield _listing(runtime)
+    if probe.reads or probe.writes:
+        yield _round_trips(probe, runtime.policy)
+    if probe.seen is not None:
+        yield _clock(probe)
+    yield from _own(runtime)
+    yield from _promises(runtime)
 
-    def _round_trip(self) -> Iterator[Finding]:
-        try:
-            first = self._read()
-            self._seen = first
-            second = self._write(first.version)
-            refused = self._is_refused(first.version)
-            third = self._write(second)
-            refused = refused and self._is_refused(second)
-            found = self._read()
-        except BackendDeniedError as error:
-            yield Finding(PROBLEM, f"it refuses: {error}")
-        except BackendUnavailableError as error:
-            yield Finding(
-                PROBLEM,
-                f"it cannot be reached within {self._policy.request_timeout:g} s: {error}",
-                "see that it is up, and that this machine can reach it",
-            )
-        except BackendError as error:
-            yield Finding(
-                PROBLEM,
-                f"a scratch record could not be written: {error}",
-                "run this again: somebody else may be examining it at this moment",
-            )
-        else:
-            self._seen = found
-            if refused and found.version == third:
-                yield Finding(OK, "a record was read, created or replaced, and read again")
-                yield Finding(OK, "it compares and swaps: writes of an old version are refused")
-            else:
-                yield Finding(
-                    PROBLEM,
-                    "it does not compare and swap: a write of an old version was taken, so two "
-                    "processes would hold one lease",
-                    "use another storage; some emulators and proxies are like this",
-                )
 
-    def _read(self) -> Snapshot:
-        requests, within = self._runtime.requests, self._policy.request_timeout
-        return self._patiently(lambda: requests.read(_SCRATCH.key, within=within), self._reads)
+def _listing(runtime: Runtime) -> Finding:
+    """List the leases of this application: what tools for people do, and leases never."""
+    mine = runtime.identity("").key
+    within = runtime.policy.request_timeout
+    try:
+        keys = runtime.requests.list(mine, within=within)
+    except BackendDeniedError as error:
+        return Finding("listing", NOTE, f"refused: {error}")
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is what was found
+        return fault("listing", error, within, NOTE)
+    leases = len(set(keys) - {runtime.identity(SCRATCH).key})
+    count = "1 lease is" if leases == 1 else f"{leases:,} leases are"
+    return Finding("listing", OK, f"{count} recorded there for {mine}*, held or free")
 
-    def _write(self, expect: Version | Absent) -> Version:
-        requests, within = self._runtime.requests, self._policy.request_timeout
-        body = self._record().encode()
-        return self._patiently(
-            lambda: requests.write(_SCRATCH.key, body, expect=expect, within=within), self._writes
-        )
 
-    def _is_refused(self, expect: Version | Absent) -> bool:
-        try:
-            self._write(expect)
-        except VersionConflictError:
-            return True
-        return False
+def _round_trips(probe: Probe, policy: LeasePolicy) -> Finding:
+    taken = [
+        f"a {what} takes {statistics.median(times) * 1000:.1f} ms"
+        for what, times in (("read", probe.reads), ("write", probe.writes))
+        if times
+    ]
+    slowest, allowed = max(probe.reads + probe.writes), policy.request_timeout
+    text = (
+        f"{' and '.join(taken)} (medians; the slowest took {slowest * 1000:.1f} ms); a request "
+        f"may take {allowed:g} s (ttl/6), and a waiter looks each {policy.poll:g} s"
+    )
+    if slowest <= allowed / 4:
+        return Finding("round trips", OK, text)
+    ttl = math.ceil(24 * slowest)  # so that the slowest is a quarter of ttl/6
+    return Finding(
+        "round trips",
+        NOTE,
+        f"{text}: too little is left for a bad day, on which holders would lose their leases",
+        f"give leases a longer ttl, LeasePolicy(ttl={ttl}), or use a storage nearer by"
+        if ttl <= MAX_TTL
+        else "use a storage nearer by",
+    )
 
-    def _patiently(self, request: Callable[[], T], times: list[float]) -> T:
-        """Make a request, again where the storage asks for a pause: one write a second, say."""
-        for _ in range(_TRIES - 1):
-            began = self._clock.monotonic()
-            try:
-                answer = request()
-            except BackendUnavailableError as error:
-                if not error.retry_after:
-                    raise
-                self._clock.wait(Flag(), error.retry_after)
-            else:
-                times.append(self._clock.monotonic() - began)
-                return answer
-        return request()
 
-    def _record(self) -> Record:
-        now = self._clock.wall()
-        return Record(
-            identity=_SCRATCH,
-            owner=self._runtime.owner(),
-            write=nonce(),
-            state=State.RELEASED,
-            ttl=self._policy.ttl,
-            margin=self._policy.ttl / 10,
-            fence=0,
-            acquired=stamp(now),
-            expires=stamp(now),
-            note="written by tako_sync.doctor: nobody uses this lease",
-        )
-
-    def _list(self) -> Iterator[Finding]:
-        if self._seen is None:
-            return
-        try:
-            keys = self._runtime.requests.list("run-", within=self._policy.request_timeout)
-        except BackendError as error:
-            yield Finding(NOTE, f"leases cannot be listed: {error}")
-        else:
-            leases = len([key for key in keys if key != _SCRATCH.key])
-            yield Finding(OK, f"{leases} leases are recorded there, held or free")
-
-    # --- Time
-
-    def _times(self) -> Iterator[Finding]:
-        if not self._reads or not self._writes:
-            return
-        read, write = statistics.median(self._reads), statistics.median(self._writes)
-        slowest, allowed = max(self._reads + self._writes), self._policy.request_timeout
-        text = (
-            f"a read takes {read * 1000:.1f} ms, a write {write * 1000:.1f} ms; a request may "
-            f"take {allowed:g} s"
-        )
-        if slowest > allowed / 4:
-            yield Finding(
-                NOTE,
-                f"{text}, and the slowest took {slowest:.2f} s",
-                "give leases a longer ttl: LeasePolicy(ttl=...)",
-            )
-        else:
-            yield Finding(OK, text)
-
-    def _clocks(self) -> Iterator[Finding]:
-        if self._seen is None:
-            return
-        now = self._seen.now
-        if now is None:
-            yield Finding(
-                NOTE,
-                "the storage has no clock: each process goes by its own observation, so a single "
-                "attempt of a new process cannot take over from a dead holder",
-            )
-            return
-        middle = (now.earliest + now.latest) / 2
-        apart = self._clock.wall().timestamp() - middle
-        if abs(middle) < 1e9 or abs(apart) <= _APART:  # not a time of day, or the same one
-            yield Finding(OK, "the storage has a clock: a dead holder is known by one look")
-        else:
-            yield Finding(
-                NOTE,
-                f"the clocks of this host and of the storage are {abs(apart):.0f} s apart; that "
-                "does leases no harm: no decision compares them",
-            )
-
-    def _timings(self) -> Finding:
-        policy = self._policy
-        margin = policy.margin(self._runtime.backend.clock_skew)
+def _clock(probe: Probe) -> Finding:
+    now = probe.seen.now if probe.seen is not None else None
+    if now is None:
         return Finding(
-            OK,
-            f"ttl {policy.ttl:g} s: a crash frees a name after that; a holder that is cut off "
-            f"knows after {policy.ttl - margin:g} s at most; renewals each {policy.heartbeat:g} s; "
-            f"waiters look each {policy.poll:g} s",
+            "clock",
+            NOTE,
+            "the storage has none: each process goes by its own observation, so that a single "
+            "attempt of a new process cannot take over from a dead holder; waiting for it can",
         )
+    text = "the storage has one, by which a single look tells whether a holder is dead"
+    if now.latest < _A_DAY_OF_TODAY:
+        return Finding("clock", OK, text)
+    before, after = probe.host
+    # Somewhere between them the storage read its clock, which it tells as an interval, too.
+    least, most = before - now.latest, after - now.earliest
+    if least <= 0 <= most:
+        seen = f"to {max(most, -least, 0.1):.1f} s"
+        return Finding(
+            "clock", OK, f"{text}; this host's agrees with it as far as can be seen, {seen}"
+        )
+    ahead = (least + most) / 2
+    apart = f"this host's is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} it"
+    return Finding(
+        "clock",
+        OK if abs(ahead) < _FAR_APART else NOTE,
+        f"{text}; {apart}, which does leases no harm: no decision compares the two",
+    )
+
+
+def _own(runtime: Runtime) -> list[Finding]:
+    """Return what the backend itself has found, as far as it came."""
+    policy, found = runtime.policy, list[Finding]()
+    timeout = policy.request_timeout
+    within = _REQUESTS_OF_ITS_OWN * timeout
+    try:
+        runtime.requests.examine(policy, found.append, timeout=timeout, within=within)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is what was found
+        return [*found, fault("the storage's own", error, within, NOTE)]
+    return found
+
+
+def _promises(runtime: Runtime) -> Iterator[Finding]:
+    """Say what the policy's numbers mean. No part of it can be wrong: the policy was checked."""
+    policy = runtime.policy
+    margin = policy.margin(runtime.backend.clock_skew)
+    yield Finding(
+        "a crash",
+        OK,
+        f"frees a name {policy.ttl:g} s (the ttl) after the holder's last renewal; whoever waits "
+        f"has it about a look ({policy.poll * (1 + policy.jitter):g} s) later",
+    )
+    yield Finding(
+        "a loss",
+        OK,
+        f"is known to a holder that is cut off after {policy.ttl - margin:g} s at most, "
+        f"{margin:g} s (the margin) before anybody else may begin",
+    )
+    yield Finding(
+        "renewals",
+        OK,
+        f"are sent each {policy.heartbeat:g} s (ttl/3), and sooner again after one that failed",
+    )

@@ -12,7 +12,8 @@ NOTE: Final = "note"
 PROBLEM: Final = "problem"
 
 _WIDTH: Final = 80
-_SIGNS: Final = {OK: "  ok     ", NOTE: "  note   ", PROBLEM: "  PROBLEM"}
+_SIGNS: Final = {OK: "  ok       ", NOTE: "  note     ", PROBLEM: "  PROBLEM  "}
+_INDENT: Final = " " * 11
 
 
 @frozen
@@ -20,20 +21,35 @@ class Finding:
     """One thing that was looked at.
 
     Attributes:
+        checked: what was looked at, in a word or three: ``compare-and-swap``, ``soft delete``.
         verdict: ``ok``, ``note`` (works, but costs something or may surprise) or ``problem``.
         text: what was found, in words.
         advice: what to do about it; empty if nothing.
     """
 
+    checked: str
     verdict: str
     text: str
     advice: str = ""
 
     def __str__(self) -> str:
-        lines = textwrap.wrap(self.text, _WIDTH - 11)
-        lines += [f"-> {line}" for line in textwrap.wrap(self.advice, _WIDTH - 14)[:1]]
-        lines += [f"   {line}" for line in textwrap.wrap(self.advice, _WIDTH - 14)[1:]]
-        return f"\n{' ' * 11}".join([f"{_SIGNS[self.verdict]}  {lines[0]}", *lines[1:]])
+        sign = _SIGNS.get(self.verdict, f"  {self.verdict}  ")
+        lines = _wrapped(f"{self.checked}: {self.text}", sign, _INDENT)
+        if self.advice:
+            lines += _wrapped(self.advice, f"{_INDENT}-> ", f"{_INDENT}   ")
+        return "\n".join(lines)
+
+
+def _wrapped(text: str, first: str, others: str) -> list[str]:
+    # Paths and commands stay whole, even beyond the width: they are there to be copied.
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=first,
+        subsequent_indent=others,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 @frozen
@@ -60,7 +76,6 @@ class Report:
         return self.healthy
 
     def __str__(self) -> str:
-        end = "healthy" if self.healthy else f"{len(self.problems)} problems"
-        if len(self.problems) == 1:
-            end = "1 problem"
+        count = len(self.problems)
+        end = "healthy" if self.healthy else "1 problem" if count == 1 else f"{count} problems"
         return "\n".join([self.where, *map(str, self.findings), f"  = {end}"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -92,12 +94,26 @@ class MemoryLease(LeaseBackend):
         return "memory:"
 
     def examine(self, policy: LeasePolicy, *, timeout: float) -> Iterable[Finding]:
+        several = _several_workers()
         yield Finding(
+            "reach",
             NOTE,
-            "a table of this process: it excludes its threads from each other, and nobody else",
+            "a table of this process: it excludes its threads from each other, and nobody else"
+            + (f"; but {several}, and each of them has a table of its own" if several else ""),
             "for several processes, name a storage that they share: TAKO_BACKEND=sqlite:///path "
             "on one machine, gs://bucket on several",
         )
 
     def after_fork_in_child(self) -> None:
         self._lock = threading.RLock()
+
+
+def _several_workers() -> str:
+    """Say what tells that this process is one of several; empty if nothing does."""
+    count = os.environ.get("WEB_CONCURRENCY", "")
+    if count.isdecimal() and int(count) > 1:
+        return f"WEB_CONCURRENCY={count} asks for {count} workers"
+    for module, server in (("gunicorn", "gunicorn"), ("uwsgi", "uWSGI"), ("celery", "Celery")):
+        if module in sys.modules:
+            return f"{server} is loaded, which mostly runs several workers"
+    return ""

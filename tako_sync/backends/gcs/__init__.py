@@ -149,12 +149,13 @@ class GCSLease(LeaseBackend):
         return self._ask("list", prefix, list_all)
 
     def examine(self, policy: LeasePolicy, *, timeout: float) -> Iterable[Finding]:
-        from tako_sync.backends.gcs.examination import examine
+        from tako_sync.backends.gcs.examination import Place, examine
 
         def ask(request: Callable[[Any], Any]) -> Any:
             return self._ask("bucket", "", request)
 
-        return examine(ask, self._clients.get, policy, timeout)
+        where = Place(self._bucket, self._name(""))
+        return examine(ask, self._clients.get, where, policy, timeout)
 
     def describe(self) -> str:
         return f"gs://{self._bucket}/{self._prefix}".rstrip("/")

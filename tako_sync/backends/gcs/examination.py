@@ -1,29 +1,62 @@
-"""What ``doctor`` looks at in a bucket: credentials, settings that do harm, what leases cost."""
+"""What ``doctor`` looks at in a bucket: who asks, what they may, its settings, what leases cost."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
+from urllib.parse import urlsplit
 
+from attrs import frozen
+
+from tako_sync.backends.gcs import settings
 from tako_sync.errors import BackendDeniedError, BackendError
 from tako_sync.findings import NOTE, OK, PROBLEM, Finding
 from tako_sync.policy import LeasePolicy
+
+NEEDED: Final = (
+    "storage.objects.get",
+    "storage.objects.create",
+    "storage.objects.delete",
+    "storage.objects.list",
+)
+_FOR_SETTINGS: Final = "storage.buckets.get"
+_GOOGLE: Final = "storage.googleapis.com"
 
 # https://cloud.google.com/storage/pricing: a region, Standard class, dollars for one request.
 _WRITE: Final = 0.005 / 1000
 _READ: Final = 0.0004 / 1000
 _MONTH: Final = 730 * 3600.0
-_DAY: Final = 24 * 3600.0
 
-_ROLE: Final = (
-    "grant a role with storage.objects.get, storage.objects.create, storage.objects.delete and "
-    "storage.objects.list on the bucket"
-)
+_KINDS: Final = {
+    "google.oauth2.service_account": "a service account's key",
+    "google.oauth2.credentials": "a person's login (gcloud auth application-default login)",
+    "google.auth.compute_engine": "the service account of the machine",
+    "google.auth.impersonated_credentials": "an impersonated service account",
+    "google.auth.external_account_authorized_user": "a person's login by workforce identity",
+    "google.auth.external_account": "workload identity federation",
+    "google.auth.identity_pool": "workload identity federation",
+    "google.auth.aws": "workload identity federation of AWS",
+    "google.auth.pluggable": "workload identity federation by a program",
+}
+
+
+@frozen
+class Place:
+    """Where the leases are.
+
+    Attributes:
+        bucket: its name.
+        folder: what the names of their objects begin with: ``leases/``, behind the prefix.
+    """
+
+    bucket: str
+    folder: str
 
 
 def examine(
     ask: Callable[[Callable[[Any], Any]], Any],
     client: Callable[[], Any],
+    place: Place,
     policy: LeasePolicy,
     timeout: float,
 ) -> Iterator[Finding]:
@@ -32,15 +65,85 @@ def examine(
     Args:
         ask: makes a request of the bucket, and raises a ``BackendError`` where it fails.
         client: gives the client.
+        place: where the leases are.
         policy: the timings of the leases.
         timeout: seconds for each request.
     """
     try:
-        yield _credentials(client())
+        made = client()
     except Exception as error:  # noqa: BLE001 - told by the requests before, too
-        yield Finding(PROBLEM, f"no client can be made: {error}", _ROLE)
-        return
+        yield Finding(
+            "credentials",
+            PROBLEM,
+            f"no client can be made: {error}",
+            "give this process credentials: a service account of its platform; elsewhere, "
+            "gcloud auth application-default login",
+        )
+    else:
+        yield _credentials(made)
+        yield _endpoint(made)
+        yield from _permissions(ask, timeout)
+        yield from _settings(ask, place, policy, timeout)
+    yield from _cost(policy)
 
+
+def _credentials(client: Any) -> Finding:
+    credentials = client._credentials
+    kind = type(credentials)
+    if kind.__name__ == "AnonymousCredentials":
+        return Finding("credentials", OK, "none are sent: this is for emulators (anonymous)")
+    named = [name for module, name in _KINDS.items() if kind.__module__.startswith(module)]
+    text = named[0] if named else f"{kind.__module__}.{kind.__name__}"
+    who = getattr(credentials, "service_account_email", None)
+    if isinstance(who, str) and who and who != "default":
+        text += f", {who}"
+    return Finding("credentials", OK, text)
+
+
+def _endpoint(client: Any) -> Finding:
+    url = str(getattr(getattr(client, "_connection", None), "API_BASE_URL", ""))
+    try:
+        parts = urlsplit(url)
+        host = f"{parts.hostname}:{parts.port}" if parts.port else str(parts.hostname)
+    except ValueError:
+        host = "not a URL"
+    if host == _GOOGLE:
+        return Finding("endpoint", OK, f"{host}, Google's")
+    return Finding("endpoint", OK, f"{host}, which is not Google's usual one: {_GOOGLE}")
+
+
+def _permissions(ask: Callable[[Callable[[Any], Any]], Any], timeout: float) -> Iterator[Finding]:
+    """Ask what the bucket grants: the scratch lease stops at the first thing that is refused.
+
+    The scratch lease has the last word: this does not see what is granted under a condition.
+    """
+    wanted = [*NEEDED, _FOR_SETTINGS]
+    try:
+        granted = set(
+            ask(lambda bucket: bucket.test_iam_permissions(wanted, timeout=timeout, retry=None))
+        )
+    except BackendError as error:
+        yield Finding("permissions", NOTE, f"the bucket does not tell them: {error}")
+        return
+    missing = [name for name in NEEDED if name not in granted]
+    if not missing:
+        yield Finding("permissions", OK, f"all that leases need: {', '.join(NEEDED)}")
+        return
+    yield Finding(
+        "permissions",
+        NOTE,
+        f"the bucket does not grant {' and '.join(missing)}, unless under a condition",
+        "make a custom role of these, and no more, and grant it on the bucket: "
+        f"{', '.join(NEEDED)}",
+    )
+
+
+def _settings(
+    ask: Callable[[Callable[[Any], Any]], Any],
+    place: Place,
+    policy: LeasePolicy,
+    timeout: float,
+) -> Iterator[Finding]:
     def get(bucket: Any) -> Any:
         bucket.reload(timeout=timeout, retry=None)
         return bucket._properties
@@ -49,120 +152,32 @@ def examine(
         metadata: Mapping[str, Any] = ask(get)
     except BackendDeniedError as error:
         yield Finding(
+            "settings",
             NOTE,
-            f"the bucket's settings cannot be seen: {error}",
-            "leases do without; for this examination, grant storage.buckets.get as well",
+            f"the bucket's cannot be seen: {error}",
+            f"leases do without; for this examination, grant {_FOR_SETTINGS} as well",
         )
     except BackendError as error:
-        yield Finding(NOTE, f"the bucket's settings could not be read: {error}")
+        yield Finding("settings", NOTE, f"the bucket's could not be read: {error}")
     else:
-        yield from _settings(metadata, policy)
-    yield _cost(policy)
+        try:
+            yield from settings.examine(metadata, place.bucket, place.folder, policy)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            yield Finding("settings", NOTE, f"the bucket's are not what GCS sends: {error!r}")
 
 
-def _credentials(client: Any) -> Finding:
-    credentials = client._credentials
-    who = getattr(credentials, "service_account_email", None) or ""
-    kind = type(credentials).__name__
-    return Finding(OK, f"credentials: {kind}{f' of {who}' if who else ''}")
-
-
-def _settings(bucket: Mapping[str, Any], policy: LeasePolicy) -> Iterator[Finding]:
-    yield Finding(
-        OK,
-        f"the bucket is in {bucket.get('location', '?')} ({bucket.get('locationType', '?')}), "
-        f"class {bucket.get('storageClass', '?')}",
-    )
-    yield from _protections(bucket)
-    yield from _copies(bucket, policy)
-    if bucket.get("storageClass", "STANDARD") != "STANDARD":
-        yield Finding(
-            NOTE,
-            f"class {bucket['storageClass']} charges for early deletion, at each renewal",
-            "keep leases in a bucket of class Standard",
-        )
-    if (bucket.get("autoclass") or {}).get("enabled"):
-        yield Finding(NOTE, "Autoclass charges a fee for each object, and gains nothing here")
-    if (bucket.get("billing") or {}).get("requesterPays"):
-        yield Finding(
-            NOTE, "requesters pay in this bucket", "name a project: GCSLease(..., user_project=...)"
-        )
-    access = bucket.get("iamConfiguration") or {}
-    if access.get("publicAccessPrevention") != "enforced":
-        yield Finding(
-            NOTE,
-            "public access to the bucket is not prevented; records name hosts and processes",
-            "enforce public access prevention on it",
-        )
-
-
-def _protections(bucket: Mapping[str, Any]) -> Iterator[Finding]:
-    if retention := bucket.get("retentionPolicy"):
-        yield Finding(
-            PROBLEM,
-            f"a retention policy of {retention.get('retentionPeriod', '?')} s keeps records from "
-            "being replaced: no lease can be renewed or released",
-            "remove the policy, or use a bucket without one",
-        )
-    if (bucket.get("objectRetention") or {}).get("mode"):
-        yield Finding(NOTE, "objects may be retained one by one: see that none of leases/ is")
-    if bucket.get("defaultEventBasedHold"):
-        yield Finding(
-            PROBLEM,
-            "each new object is put under an event-based hold: no lease can be renewed or released",
-            "switch off the bucket's default event-based hold",
-        )
-    for rule in (bucket.get("lifecycle") or {}).get("rule", []):
-        if _spares_leases(rule):
-            continue
-        action = (rule.get("action") or {}).get("type", "?")
-        yield Finding(
-            PROBLEM if action == "Delete" else NOTE,
-            f"a lifecycle rule ({action}, {rule.get('condition') or {}}) may meet records of "
-            "leases; a deleted one frees its lease under its holder",
-            "have the rule match other prefixes, or noncurrent versions, only",
-        )
-
-
-def _spares_leases(rule: Mapping[str, Any]) -> bool:
-    condition = rule.get("condition") or {}
-    if condition.get("isLive") is False or "daysSinceNoncurrentTime" in condition:
-        return True  # old versions are nobody's leases
-    if "numNewerVersions" in condition or "noncurrentTimeBefore" in condition:
-        return True
-    prefixes = condition.get("matchesPrefix")
-    if not prefixes:
-        # Renewed every few seconds, a held record is never a day old; a free one is worth keeping
-        # for its fence, which the storage's clock makes up for.
-        return False
-    return not any("leases/".startswith(p) or "leases/" in p for p in prefixes)
-
-
-def _copies(bucket: Mapping[str, Any], policy: LeasePolicy) -> Iterator[Finding]:
-    daily = _DAY / policy.heartbeat
-    kept = int((bucket.get("softDeletePolicy") or {}).get("retentionDurationSeconds") or 0)
-    if kept:
-        copies = kept / policy.heartbeat
-        yield Finding(
-            NOTE,
-            f"soft delete keeps what was replaced for {kept / _DAY:g} days: about {copies:,.0f} "
-            "copies of each held lease, little money, much clutter",
-            "gcloud storage buckets update gs://BUCKET --clear-soft-delete",
-        )
-    if (bucket.get("versioning") or {}).get("enabled"):
-        yield Finding(
-            NOTE,
-            f"object versioning keeps {daily:,.0f} old versions a day of each held lease, for ever",
-            "switch it off for this bucket, or have a lifecycle rule delete noncurrent versions",
-        )
-
-
-def _cost(policy: LeasePolicy) -> Finding:
+def _cost(policy: LeasePolicy) -> Iterator[Finding]:
     writes, reads = _MONTH / policy.heartbeat, _MONTH / policy.poll
-    return Finding(
+    yield Finding(
+        "cost of a held lease",
         OK,
-        f"a month of 730 h costs about ${writes * _WRITE:.2f} for each lease that is held all the "
-        f"time ({writes:,.0f} writes at $0.005 per 1,000) and ${reads * _READ:.2f} for each "
-        f"process that waits all the time ({reads:,.0f} reads at $0.0004 per 1,000), in a region, "
-        "Standard class",
+        f"${writes * _WRITE:.2f} a month: 730 h of a renewal each {policy.heartbeat:g} s are "
+        f"{writes:,.0f} writes (class A) at $0.005 per 1,000",
+    )
+    yield Finding(
+        "cost of a standby",
+        OK,
+        f"${reads * _READ:.2f} a month for each process that waits: 730 h of a look each "
+        f"{policy.poll:g} s are {reads:,.0f} reads (class B) at $0.0004 per 1,000. Prices of "
+        "Standard class in a region: https://cloud.google.com/storage/pricing",
     )

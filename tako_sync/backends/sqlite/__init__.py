@@ -117,7 +117,7 @@ class SqliteLease(LeaseBackend):
     def examine(self, policy: LeasePolicy, *, timeout: float) -> Iterable[Finding]:
         from tako_sync.backends.sqlite.examination import examine
 
-        return examine(self._file.path, self._clock.identity() is not None)
+        return examine(self._file, self._clock.identity() is not None, timeout)
 
     def describe(self) -> str:
         return f"sqlite:///{self._file.path.as_posix().lstrip('/')}"
