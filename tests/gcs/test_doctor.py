@@ -14,6 +14,7 @@ import tako_sync
 from gcs import canned, kit
 from gcs.actions import Drip, Stall, Status, Substitute
 from gcs.faults import Fault
+from gcs.independent import IndependentServer
 from gcs.server import GCSServer
 from tako_sync.backends.gcs import GCSLease, examination
 from tako_sync.findings import NOTE, PROBLEM, Report
@@ -291,10 +292,21 @@ def test_without_sight_of_the_settings_the_rest_is_told(
 def test_a_server_that_does_not_tell_permissions_is_noted(
     gcs_server: GCSServer, runtime: Runtime
 ) -> None:
-    gcs_server.faults.add(Fault("permissions", Status(501), times=None))
+    gcs_server.faults.add(Fault("permissions", Status(501), times=1))
     report = tako_sync.doctor(runtime)
     assert report.healthy
-    assert told(report, "permissions").startswith("note: the bucket does not tell them")
+    assert told(report, "permissions").startswith("note: could not be asked for")
+    gcs_server.faults.add(Fault("permissions", Status(404), times=1))
+    assert "this endpoint does not tell" in told(tako_sync.doctor(runtime), "permissions")
+
+
+def test_the_server_of_others_is_healthy_too(independent_server: IndependentServer) -> None:
+    with kit.client_of(independent_server.url) as client:
+        backend = GCSLease(independent_server.bucket, client=client)
+        for _ in range(2):
+            report = tako_sync.doctor(Runtime(backend, app="examined"))
+            assert report.healthy and told(report, "compare-and-swap").startswith("ok: kept")
+        backend.close()
 
 
 @pytest.mark.parametrize(
