@@ -374,7 +374,7 @@ def test_a_server_that_hangs_or_drips_is_left(
     """A drop arrives before each timeout of the socket: only the wait for the whole ends it."""
     action = Drip(1, 0.02) if drips else Stall(20)
     gcs_server.faults.add(Fault(kind, action, times=None))
-    report = tako_sync.doctor(hasty(runtime, 1.2))
+    report = tako_sync.doctor(hasty(runtime, 2.4))
     gcs_server.faults.release()
     assert "no answer" in str(report) or "timed out" in str(report), str(report)
     assert report.healthy is (kind != "read")
@@ -383,8 +383,8 @@ def test_a_server_that_hangs_or_drips_is_left(
 def test_a_slow_server_is_noted_with_a_ttl_that_would_do(
     gcs_server: GCSServer, runtime: Runtime
 ) -> None:
-    gcs_server.set(delay=0.1)
-    report = tako_sync.doctor(hasty(runtime, 2))
+    gcs_server.set(delay=0.2)
+    report = tako_sync.doctor(hasty(runtime, 4.5))
     assert told(report, "round trips").startswith("note")
     assert "LeasePolicy(ttl=" in told(report, "round trips")
     assert report.healthy

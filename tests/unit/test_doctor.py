@@ -386,9 +386,9 @@ class Clocked(MemoryLease):
     ("ahead", "verdict", "words"),
     [
         (0, OK, "agrees with it"),
-        (5, OK, "5.0 s behind it, which does leases no harm"),
-        (-5, OK, "5.0 s ahead of it, which does leases no harm"),
-        (3600, NOTE, "3600.0 s behind it, which does leases no harm"),
+        (5, OK, " s behind it, which does leases no harm"),
+        (-5, OK, " s ahead of it, which does leases no harm"),
+        (3600, NOTE, " s behind it, which does leases no harm"),
         (None, NOTE, "the storage has none"),
     ],
 )
