@@ -316,6 +316,13 @@ def test_one_write_a_second_is_waited_for() -> None:
     assert tako_sync.doctor(storage).healthy
 
 
+def test_a_storage_that_asks_for_pause_after_pause_is_left() -> None:
+    storage = faulty()
+    storage.always("write", fail(lambda: BackendUnavailableError("again 429", retry_after=0.01)))
+    assert "again 429" in told(tako_sync.doctor(storage), "creating")
+    assert len([call for call in storage.calls if call.op == "write"]) == 4
+
+
 def test_a_long_pause_is_told_rather_than_made() -> None:
     storage = faulty()
     storage.always("write", fail(lambda: BackendUnavailableError("in an hour", retry_after=3600)))
