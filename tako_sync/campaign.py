@@ -281,7 +281,8 @@ class Campaign:
     def _wanted(self, grant: Grant) -> bool:
         """Say whether the grant is one: in time, and for a caller who still waits for it."""
         cancelled = self._parent is not None and self._parent.cancelled
-        return not cancelled and self._clock.monotonic() < grant.deadline
+        in_time = self._clock.monotonic() < grant.deadline
+        return in_time and not cancelled and not self._forked
 
     def _give_back(self, ours: record.Record, version: Version, within: float = 0.0) -> None:
         """Free a record of ours that nobody will hold. At worst it becomes free by its age.
@@ -290,6 +291,8 @@ class Campaign:
             within: seconds; by default a moment, as the caller's campaign is over.
         """
         self._retry = None
+        if self._forked:
+            return
         freed = rules.released(ours, nonce(), self._clock.wall(), "given back")
         try:
             self._runtime.requests.write(
@@ -321,7 +324,7 @@ class Campaign:
 
     def _withdraw(self, error: BaseException | None = None) -> None:
         """Give back what nobody will hold; ``error`` is what ended the campaign, if anything."""
-        if self._taken:
+        if self._taken or self._forked:
             return
         with self._settling:
             self._withdrawn = True
@@ -341,10 +344,17 @@ class Campaign:
 
     # --- Time
 
+    @property
+    def _forked(self) -> bool:
+        """Whether a signal handler or a listener has forked in here, and this is the child.
+
+        The parent has the same writes to recognise: both would take the one grant for theirs, or
+        the child would give back what the parent holds by now.
+        """
+        return self._generation != fork.generation()
+
     def _go_on(self) -> None:
-        if self._generation != fork.generation():
-            # A signal handler or a listener forked in here. The parent has the same writes to
-            # recognise: both would take the one grant for theirs.
+        if self._forked:
             raise CtxCancelledError("the process was forked in the midst of this campaign")
         if self._parent is not None:
             self._parent.check()

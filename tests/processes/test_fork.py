@@ -20,17 +20,20 @@ from typing import Any
 import pytest
 
 from processes.kit_processes import PATIENCE, Crew, Post, Report, check_order, clock
+from tako_sync.abc import ABSENT
 from tako_sync.backends.memory import MemoryLease
 from tako_sync.backends.sqlite import SqliteLease
 from tako_sync.campaign import Campaign
 from tako_sync.ctx import Ctx
-from tako_sync.errors import CtxCancelledError, LeaseLostError
-from tako_sync.events import Event, Renewed, Waiting
+from tako_sync.errors import BackendUnavailableError, CtxCancelledError, LeaseLostError
+from tako_sync.events import Event, Renewed, Unreachable, UnreadableTakenOver, Waiting
 from tako_sync.flag import Flag
 from tako_sync.lease import Lease
 from tako_sync.lock import Lock
 from tako_sync.policy import LeasePolicy
 from tako_sync.runtime import Runtime
+from tako_sync.testing.clock import FakeClock
+from tako_sync.testing.faults import Call, FaultyBackend, applied_then
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
@@ -655,48 +658,122 @@ def test_ctrl_c_in_the_midst_of_a_fork_does_not_close_the_storage_to_the_parent(
 # --- A fork in the midst of a campaign ------------------------------------------------------
 
 
+def fork_that_ends_if_stuck() -> int:
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(15)
+    return pid
+
+
 def test_a_campaign_that_is_forked_goes_on_in_the_parent_and_ends_in_the_child() -> None:
     """A listener, or a signal handler, forks. Both would take the one grant for theirs."""
-    there = Spot()
+    store = MemoryLease()
+    storage = FaultyBackend(store, prompt=True)
     children: list[int] = []
     waiting = threading.Event()
 
-    def fork(event: object) -> None:
+    def fork(event: Event) -> None:
         if isinstance(event, Waiting) and not children:
-            children.append(os.fork())
+            children.append(fork_that_ends_if_stuck())
             waiting.set()
 
-    runtime = Runtime(
-        there.store,
-        app="shop",
-        env="test",
-        policy=LeasePolicy(ttl=30, poll=0.05),
-        listeners=[fork],
-    )
-    requests: list[str] = []
-    write = there.store.write
-
-    def noted(*args: Any, **options: Any) -> str:
-        requests.append("write")
-        return write(*args, **options)
+    policy = LeasePolicy(ttl=30, poll=0.05)
+    ours = Runtime(storage, app="shop", env="test", policy=policy, listeners=[fork])
+    theirs = Runtime(store, app="shop", env="test", policy=policy)
+    answers: list[int] = []
 
     def campaign() -> None:
-        mine = os.getpid()
-        status = 1
+        mine, status = os.getpid(), 1
         try:
-            answers.append(Lock("reindex").bound_to(runtime).do(lambda ctx: ctx.fence))
+            answers.append(Lock("reindex").bound_to(ours).do(lambda ctx: ctx.fence))
         except CtxCancelledError as error:
-            status = 0 if "forked in the midst" in str(error) and not requests else 2
+            asked = [call for call in storage.calls if call.pid != mine]
+            status = 10 if "forked in the midst" in str(error) and not asked else 2
         finally:
-            if children == [0] and os.getpid() == mine:
+            if os.getpid() != mine:
                 os._exit(status)
 
-    answers: list[int] = []
-    with there.lock().hold():
-        there.store.write = noted  # type: ignore[method-assign]
+    mine = os.getpid()
+    with Lock("reindex").bound_to(theirs).hold() as ctx:
         thread = threading.Thread(target=campaign, daemon=True)
         thread.start()
         assert waiting.wait(PATIENCE)
-        assert ended(children[0]) == 0
+        assert ended(children[0]) == 10
+    assert os.getpid() == mine
     thread.join(PATIENCE)
-    assert len(answers) == 1
+    (fence,) = answers
+    assert fence > ctx.fence
+
+
+@pytest.mark.parametrize("child_ends", ["by itself", "by SystemExit"])
+@pytest.mark.parametrize("answer", ["lost", "late"])
+def test_a_forked_campaign_gives_nothing_back_that_its_parent_may_have_found(
+    answer: str, child_ends: str
+) -> None:
+    """A write in doubt has landed. The parent finds it and holds; the child must leave it alone."""
+    storage = FaultyBackend(MemoryLease(), prompt=answer == "lost")
+    lands = threading.Event()
+    children: list[int] = []
+    mine = os.getpid()
+
+    def late(call: Call, proceed: Callable[[], Any]) -> Any:
+        assert lands.wait(PATIENCE)
+        return proceed()
+
+    def fork(event: Event) -> None:
+        if not isinstance(event, Unreachable) or children:
+            return
+        lands.set()
+        for thread in threading.enumerate():
+            if thread.name == "tako-request":
+                thread.join(PATIENCE)  # now its answer has come, to nobody
+        children.append(fork_that_ends_if_stuck())
+        if children == [0] and child_ends == "by SystemExit":
+            sys.exit()
+
+    lost = applied_then(lambda: BackendUnavailableError("no answer"))
+    storage.script("write", lost if answer == "lost" else late)
+    runtime = Runtime(storage, app="shop", env="test", policy=LeasePolicy(ttl=3), listeners=[fork])
+    status, cancelled = 1, True
+    try:
+        cancelled = Lock("reindex").bound_to(runtime).do(lambda ctx: ctx.cancelled)
+    except (CtxCancelledError, SystemExit) as error:
+        asked = [call.op for call in storage.calls if call.pid != mine]
+        wanted = SystemExit if child_ends == "by SystemExit" else CtxCancelledError
+        status = 10 if type(error) is wanted and not asked else 2
+    finally:
+        if os.getpid() != mine:
+            os._exit(status)
+    assert not cancelled, "the parent found its write, and holds"
+    assert ended(children[0]) == 10
+    landed = [call.document["state"] for call in storage.calls if call.applied and call.body]
+    assert landed == ["held", "released"], "the one that was in doubt, and its release"
+
+
+def test_a_fork_between_a_grant_and_its_body_starts_no_body_in_the_child() -> None:
+    """A listener for the takeover of an unreadable record forks: the grant is known by then."""
+    time_line = FakeClock()
+    storage = FaultyBackend(MemoryLease(time_line), time_line, prompt=True)
+    storage.backend.write(KEY, b"not ours", expect=ABSENT, timeout=1)
+    time_line.advance(60)
+    children: list[int] = []
+    mine = os.getpid()
+
+    def fork(event: Event) -> None:
+        if isinstance(event, UnreadableTakenOver):
+            children.append(fork_that_ends_if_stuck())
+
+    runtime = Runtime(storage, app="shop", env="test", clock=time_line, listeners=[fork])
+    ran: list[int] = []
+    status = 1
+    try:
+        Lock("reindex").bound_to(runtime).do(lambda ctx: ran.append(os.getpid()))
+    except CtxCancelledError:
+        asked = [call.op for call in storage.calls if call.pid != mine]
+        status = 10 if not ran and not asked else 2
+    finally:
+        if os.getpid() != mine:
+            os._exit(status)
+    assert ended(children[0]) == 10
+    assert ran == [mine]
