@@ -20,13 +20,13 @@ from tako_sync.errors import (
     LeaseLostError,
     NameCollisionError,
 )
-from tako_sync.events import Acquired, Recovered, Unreachable, Waiting
+from tako_sync.events import Acquired, Event, Recovered, Unreachable, Waiting
 from tako_sync.flag import Flag
 from tako_sync.lock import Lock
 from tako_sync.policy import LeasePolicy
 from tako_sync.record import Identity, Record, State, read
 from tako_sync.runtime import Runtime
-from tako_sync.testing.faults import Call, FaultyBackend, Gate, applied_then, delay, fail
+from tako_sync.testing.faults import Call, FaultyBackend, Gate, applied_then, delay, fail, hang
 
 KEY = "run-shop-test-reindex"
 TTL = 30.0
@@ -857,24 +857,63 @@ def test_two_gates_show_that_only_one_of_two_late_grants_is_anyones(world: World
     assert other.lock().try_do(lambda ctx: "in") == (True, "in")
 
 
-@pytest.mark.parametrize("way", ["cancelled", "out of time"])
+@pytest.mark.parametrize("end", ["cancelled", "out of time"])
 def test_a_campaign_that_is_over_does_not_wait_for_a_give_back_that_hangs(
-    world: World, way: str
+    world: World, end: str
 ) -> None:
-    """Its write is answered late; what it gives back then is a moment's work, and no more."""
+    """Its first write was answered late, so there is something to give back; a moment is enough."""
     host = world.host(prompt=False)
     parent = Ctx.background(world.clock)
-    host.storage.script("write", delay(after=1.0))
-    campaign = world.start(
-        lambda: host.lock().do(lambda ctx: None, ctx=parent, timeout=0.9), "campaign"
-    )
-    host.storage.always("write", delay(600.0), when=lambda call: call.number > 1)
-    world.advance(0.5)
-    if way == "cancelled":
+    first = Gate()
+    host.storage.script("write", first, hang(), hang())
+    begun, ended = world.clock.monotonic(), list[float]()
+
+    def campaign() -> None:
+        try:
+            host.lock().do(lambda ctx: pytest.fail("ran"), ctx=parent, timeout=6.0)
+        finally:
+            ended.append(world.clock.monotonic())
+
+    running = world.start(campaign)
+    world.advance(5.5)  # the first attempt is given up after 5 s, and written again
+    first.open()
+    world.advance(0.25)
+    if end == "cancelled":
         parent.cancel()
-        world.advance(TTL / 60)
-    else:
-        world.advance(0.4 + TTL / 60)
-    with pytest.raises((CtxCancelledError, CampaignTimeoutError)):
-        campaign.result(1)
-    host.storage.release_all()
+    world.advance(5.0)
+    assert type(running.error) is (
+        CtxCancelledError if end == "cancelled" else CampaignTimeoutError
+    )
+    over = begun + (5.75 if end == "cancelled" else 6.0)
+    assert ended == [pytest.approx(over + TTL / 60, abs=1e-6)]
+    assert [call.document["state"] for call in writes(host)] == ["held", "held", "released"]
+
+
+@pytest.mark.parametrize("hanging", ["read", "write"])
+def test_ctrl_c_with_a_write_in_doubt_is_not_held_up_by_a_storage_that_hangs(
+    world: World, hanging: str
+) -> None:
+    """It is looked for, and given back: each a moment's work, as the process may be ending."""
+    host = world.host(prompt=False)
+    ended: list[float] = []
+
+    def strike(event: Event) -> None:
+        if isinstance(event, Unreachable):
+            raise KeyboardInterrupt
+
+    def campaign() -> None:
+        try:
+            host.lock().do(lambda ctx: pytest.fail("ran"))
+        finally:
+            ended.append(world.clock.monotonic())
+
+    host.runtime.listeners += (strike,)
+    host.storage.script("write", applied_then(unavailable))
+    host.storage.always(hanging, hang(), when=lambda call: call.number > 2)
+    begun = world.clock.monotonic()
+    running = world.start(campaign)
+    world.advance(10.0)
+    assert type(running.error) is KeyboardInterrupt
+    assert ended == [pytest.approx(begun + TTL / 60, abs=1e-6)]
+    after = ["read"] if hanging == "read" else ["read", "write"]
+    assert host.requests() == ["read", "write", *after]

@@ -768,6 +768,7 @@ def test_renewals_refused_for_no_reason_are_trouble_and_no_hot_loop(world: World
         running.result()
     assert caught.value.reason is LossReason.UNREACHABLE
     assert "nobody has changed it" in str(caught.value.__cause__)
+    assert (len(host.told(Unreachable)), len(host.told(Lost))) == (1, 1)
 
 
 def test_a_pause_that_is_asked_for_does_not_outlast_the_last_chance_to_renew(world: World) -> None:
