@@ -249,7 +249,7 @@ def test_polls_are_two_seconds_apart_give_or_take_a_quarter_and_never_regular(
 
 @pytest.mark.parametrize("poll", [0.2, 2.0, 10.0, 60.0])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_poll_is_never_later_than_the_expiry_and_a_jitter(poll: float, seed: int) -> None:
+def test_a_poll_is_never_later_than_the_expiry_and_a_poll(poll: float, seed: int) -> None:
     """So a slow poll does not add to the time that a dead holder keeps others out."""
     world = World(LeasePolicy(poll=poll))
     for _ in range(seed):
