@@ -482,6 +482,49 @@ def test_a_campaign_goes_on_through_an_outage_and_wins_soon_after_it(
     assert len(host.told(Recovered)) == 1
 
 
+@pytest.mark.parametrize(("seconds", "turns"), [(10.0, 1), (29.0, 2), (31.0, 2), (300.0, 2)])
+def test_an_outage_for_everyone_changes_the_holder_once_at_most(
+    world: World, seconds: float, turns: int
+) -> None:
+    """Nobody enters before the holder is cancelled, one does soon after it; and no flapping."""
+    stop = Ctx.background(world.clock)
+    began: list[float] = []
+    ended: list[float] = []
+
+    def body(ctx: Ctx) -> None:
+        with world.meter.running(ctx):
+            began.append(world.clock.monotonic())
+            ctx.wait(10**6)
+            ended.append(world.clock.monotonic())
+
+    def lead(host: Host) -> None:
+        while not stop.cancelled:
+            try:
+                host.lock().do(body, ctx=stop)
+            except (LeaseLostError, CtxCancelledError):
+                pass
+
+    hosts = [world.host(name) for name in "abc"]
+    running = [world.start(lambda host=host: lead(host)) for host in hosts]
+    world.advance(15.0)
+    last = max(call.at for host in hosts for call in writes(host))
+    for host in hosts:
+        host.storage.always("*", fail(unavailable))
+    world.advance(seconds)
+    healed = world.clock.monotonic()
+    for host in hosts:
+        host.storage.heal()
+    world.advance(3 * TTL)
+    assert len(began) == turns
+    if turns == 2:
+        assert ended == [last + 27.0], "at the deadline, while nobody could ask"
+        assert last + TTL <= began[1] <= healed + 3.0, "the longest pause is a poll and a half"
+    stop.cancel()
+    world.advance(POLL)
+    for one in running:
+        one.result()
+
+
 def test_an_outage_is_asked_after_less_and_less_often_and_never_less_than_each_poll(
     world: World,
 ) -> None:

@@ -205,6 +205,16 @@ def test_one_that_ends_at_once_starts_at_most_each_five_seconds(
     assert process.host.storage.count("write") <= 2 * len(process.began)
 
 
+@pytest.mark.parametrize("step", [3600.0, -3600.0])
+def test_setting_the_time_of_day_in_the_pause_changes_nothing(shop: Shop, step: float) -> None:
+    process = shop.process(returns)
+    shop.advance(1)
+    shop.clock.step_wall(step)
+    shop.advance(RESTART - 1)
+    assert len(process.began) == 2
+    assert 5 <= process.began[1] - process.ended[0] <= RESTART
+
+
 def test_the_lease_is_given_up_for_the_pause_so_a_healthy_process_takes_over(shop: Shop) -> None:
     ill = shop.process(fall)
     well = shop.process()

@@ -327,6 +327,36 @@ def test_no_interleaving_of_takeovers_gives_two_holders(
     assert (min(ran), max(ran)) == (fewest, most)
 
 
+# --- A body that drains --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drains", [10.0, 10 * TTL])
+def test_a_cancelled_body_keeps_its_lease_until_it_has_really_returned(
+    world: World, drains: float
+) -> None:
+    """Cancel, then release: the next one would start while the workers of this one still drain."""
+    a, b = world.host("a"), world.host("b")
+    parent = Ctx.background(world.clock)
+    ended: list[float] = []
+
+    def body(ctx: Ctx) -> str:
+        ctx.wait(600.0)
+        world.clock.wait(Flag(), drains)
+        ended.append(world.clock.monotonic())
+        return "drained"
+
+    running = world.start(lambda: a.lock().do(body, ctx=parent))
+    waiting = world.start(lambda: b.lock().do(lambda ctx: world.clock.monotonic()))
+    world.advance(5.0)
+    parent.cancel("a deploy")
+    world.advance(drains - 0.1)
+    assert not waiting.done and not ended
+    assert b'"held"' in stored(world)[0]
+    world.advance(0.1 + POLL)
+    assert running.result() == "drained", "and it was no loss"
+    assert ended[0] <= waiting.result() <= ended[0] + POLL
+
+
 # --- A renewal by a former holder ----------------------------------------------------------
 
 
