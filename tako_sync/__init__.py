@@ -17,6 +17,8 @@ The floors, from the ground up; a module imports only from those below it (setup
     schedule, slots                 when a Cron is due; which of its slots is to be run
     lock, singleton, cron, shutdown what a user writes
     probe, checkup                  whether a storage does what leases need
+    application, endpoint           what a module declares; how a process is asked for its health
+    dev, serve, deploy              all of it in one process; one thing in a container; manifests
     testing, demo
 
 Nothing is imported before it is used: ``import tako_sync`` costs a few milliseconds.

@@ -35,6 +35,8 @@ PREFIX: Final = "cron-"
 
 _GRACE: Final = 1.0
 """Seconds. So late, a slot that this process was awake for still counts as in time."""
+_EARLY: Final = 5.0
+"""Seconds. So early, one that was started for a slot, by another clock, waits for it."""
 _NAP: Final = 30.0
 """Seconds between two looks at the time of day, which may be set meanwhile."""
 _TOLD: Final = 100
@@ -136,6 +138,34 @@ class Cron:
         finally:
             leave()
 
+    def run_due(self, ctx: Ctx | None = None) -> bool:
+        """Run the slot that is due now, and return; True if it was run here.
+
+        For a program that something else starts at each slot: Cloud Scheduler, a CronJob of
+        Kubernetes, the cron of a machine. It may be started more than once for one slot, and up to
+        five seconds early. With single flight the slot is run once all the same; where an
+        earlier one still runs, it is waited for, as long as the slot is in time (``catch_up``).
+
+        Args:
+            ctx: whose end ends it; as of :meth:`Singleton.run`.
+
+        Raises:
+            CampaignTimeoutError: an earlier slot's run took all the time that this one had.
+            CtxCancelledError: ``ctx`` was over before the function was.
+            LeaseLostError: the lease was lost while it ran.
+            BackendError: the storage refused, or did not answer in that time.
+            Exception: what the function raised.
+        """
+        parent = checks.parent(ctx)
+        runtime = self._runtime
+        root = (parent or Ctx.background(runtime.clock)).child()
+        slots = _Slots(self, runtime, root)
+        leave = loops.enter(root)
+        try:
+            return slots.run_due()
+        finally:
+            leave()
+
     def start(self) -> Runner:
         """Run it in a thread of its own, once per process; return what stops it."""
         if self._runner is None or not self._runner.running:
@@ -209,7 +239,29 @@ class _Slots:
             else:
                 self._missed((last,), "it came too late for it")
 
+    def run_due(self) -> bool:
+        slot = self._due()
+        if slot is None:
+            return False
+        ran, error = self._run(slot, waited_for=True)
+        if error is not None and not isinstance(error, NotWanted):
+            raise error
+        if self._root.cancelled:
+            self._root.check()  # cut short: it says so, for what has started it to start it again
+        return ran
+
     # --- Time
+
+    def _due(self) -> datetime | None:
+        now = self._clock.wall()
+        coming = self._schedule.after(now)
+        if (coming - now).total_seconds() <= _EARLY:
+            return coming if self._sleep_until(coming) else None
+        slot = self._schedule.latest(now)
+        if slot is not None and not self._in_time(slot):
+            self._missed((slot,), "it was started too late for it")
+            return None
+        return slot
 
     def _sleep_until(self, due: datetime) -> bool:
         """Wait for a time of day; return whether it has come, rather than the end."""
@@ -241,7 +293,8 @@ class _Slots:
 
     # --- One slot
 
-    def _run(self, slot: datetime, *, waited_for: bool) -> None:
+    def _run(self, slot: datetime, *, waited_for: bool) -> tuple[bool, BaseException | None]:
+        """Run a slot unless it is not wanted; return whether it began here, and what it raised."""
         began: list[float] = []
 
         def body(ctx: Ctx) -> object:
@@ -271,6 +324,7 @@ class _Slots:
             self._runtime.tell(CronRan(self._identity.name, name, slot, took, error))
             if error is not None and not isinstance(error, TakoError):
                 log.error("cron %s failed:", name, exc_info=error)
+        return bool(began), error
 
     def _run_once_everywhere(self, slot: datetime, body: Body, waited_for: bool) -> None:
         again = self._config.on_crash == "rerun"

@@ -238,7 +238,16 @@ def configure(
             runs several machines, where the default would exclude nobody.
     """
     global _bound
-    runtime = _resolve(os.environ, app, env, backend, policy, clock, note, listeners)
+    runtime = resolve(
+        os.environ,
+        app=app,
+        env=env,
+        backend=backend,
+        policy=policy,
+        clock=clock,
+        note=note,
+        listeners=listeners,
+    )
     with _guard:
         _bound = runtime
     return runtime
@@ -250,7 +259,7 @@ def current() -> Runtime:
     if _bound is None:
         with _guard:
             if _bound is None:
-                _bound = _resolve(os.environ, None, None, None, None, None, "", ())
+                _bound = resolve(os.environ)
     return _bound
 
 
@@ -265,16 +274,18 @@ def rebound(runtime: Runtime | None) -> Iterator[Runtime | None]:
         _bound = before
 
 
-def _resolve(
+def resolve(
     environ: Mapping[str, str],
-    app: str | None,
-    env: str | None,
-    backend: LeaseBackend | str | None,
-    policy: LeasePolicy | None,
-    clock: Clock | None,
-    note: str,
-    listeners: Iterable[Listener],
+    *,
+    app: str | None = None,
+    env: str | None = None,
+    backend: LeaseBackend | str | None = None,
+    policy: LeasePolicy | None = None,
+    clock: Clock | None = None,
+    note: str = "",
+    listeners: Iterable[Listener] = (),
 ) -> Runtime:
+    """Return what :func:`configure` would bind to, and bind nothing."""
     chosen = backend if backend is not None else _backend_of(environ)
     runtime = Runtime(
         chosen if chosen is not None else _default_url(environ),

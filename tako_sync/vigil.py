@@ -29,10 +29,13 @@ class Health:
         state: ``healthy``: its loop runs here; ``standby``: this process is ready to take over, or
             about to restart it; ``down``: it has not been running anywhere for ``down_after``.
         reason: why, for people.
+        alive: whether this process does its part. False: it does not campaign, or its loop was
+            cancelled and has not ended for ``down_after``; only a new process helps.
     """
 
     state: str
     reason: str
+    alive: bool = True
 
     def __bool__(self) -> bool:
         return self.state != DOWN
@@ -59,6 +62,7 @@ class Vigil:
         self._stop = Flag()
         self._ctx: Ctx | None = None
         self._began = 0.0
+        self._cancelled: float | None = None  # when that was first seen of the loop that runs here
         self._ran = self._clock.monotonic()  # when the loop was last known to run
         self._why = "it has just been started"
         self._fence: int | None = None
@@ -75,6 +79,7 @@ class Vigil:
     def begins(self, ctx: Ctx) -> None:
         """Take in that the body begins here."""
         self._began = self._clock.monotonic()
+        self._cancelled = None
         self._ctx = ctx
 
     def ends(self, why: str) -> None:
@@ -86,13 +91,17 @@ class Vigil:
     def health(self) -> Health:
         """Say how it does, from what is known; no request is sent."""
         self._see()
-        ctx = self._ctx
+        if self._stop.is_set():
+            return Health(DOWN, f"it is not run by this process any more: {self._why}", False)
+        ctx, now = self._ctx, self._clock.monotonic()
         if ctx is not None and not ctx.cancelled:
             return Health(HEALTHY, f"its loop runs here, under fence {ctx.fence}")
-        if self._clock.monotonic() - self._ran >= self._down_after:
-            return Health(DOWN, self._reason())
+        since = self._cancelled if ctx is not None else None
+        alive = since is None or now - since < self._down_after
+        if now - self._ran >= self._down_after:
+            return Health(DOWN, self._reason(), alive)
         if ctx is not None:
-            return Health(STANDBY, f"its loop is to end, and has not: {ctx.cause}")
+            return Health(STANDBY, self._to_end(ctx), alive)
         holder = self._runtime.known(self._identity.key).holder
         if holder is not None and holder.fence == self._fence:
             return Health(STANDBY, f"held by {printable(holder.owner)}")
@@ -100,13 +109,20 @@ class Vigil:
 
     def _reason(self) -> str:
         silent = self._clock.monotonic() - self._ran
-        return f"its loop has not been running anywhere for {silent:.0f} s; here: {self._why}"
+        ctx = self._ctx
+        here = self._why if ctx is None else self._to_end(ctx)
+        return f"its loop has not been running anywhere for {silent:.0f} s; here: {here}"
+
+    def _to_end(self, ctx: Ctx) -> str:
+        return f"its loop is to end, and has not: {ctx.cause}"
 
     def _see(self) -> None:
         now, restart = self._clock.monotonic(), self._runtime.policy.restart
         ctx = self._ctx
         if ctx is not None:
-            if now - self._began >= restart and not ctx.cancelled:
+            if ctx.cancelled:
+                self._cancelled = now if self._cancelled is None else self._cancelled
+            elif now - self._began >= restart:
                 self._ran = now
             return
         known = self._runtime.known(self._identity.key)

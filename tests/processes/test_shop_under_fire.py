@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+import sqlalchemy as sa
 from shop.numbering import Books, FencedOutError
 
+from processes.kit_postgres import programs, server
 from processes.kit_processes import PATIENCE, Crew, Post, Worker, check_order, clock
 from tako_sync.ctx import Ctx
 from tako_sync.errors import LeaseLostError
@@ -23,7 +25,7 @@ from tako_sync.singleton import Singleton
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="no such signals here")
 
 TTL: Final = 2.0
-UNDER_FIRE: Final = 60.0
+UNDER_FIRE: Final = {"sqlite": 60.0, "postgresql": 30.0}
 """Seconds."""
 INSTANCES: Final = 4
 
@@ -36,16 +38,13 @@ def invoicer(ctx: Ctx) -> None:
     ((post, database),) = _here
     with post.running(ctx):
         books = Books(database)
-        try:
-            while not ctx.wait(0.02):
-                post.report("step", ctx)
-                try:
-                    books.sweep(ctx.fence)
-                except FencedOutError:
-                    post.report("fenced out", fence=ctx.fence)
-                    return
-        finally:
-            books.close()
+        while not ctx.wait(0.02):
+            post.report("step", ctx)
+            try:
+                books.sweep(ctx.fence)
+            except FencedOutError:
+                post.report("fenced out", fence=ctx.fence)
+                return
 
 
 def instance(post: Post, leases: str, database: str) -> None:
@@ -77,7 +76,6 @@ def sweep_late(post: Post, leases: str, database: str) -> None:
         except FencedOutError:
             return "refused"
         finally:
-            books.close()
             post.report("end", fence=ctx.fence, cancelled=ctx.cancelled)
         return "written"
 
@@ -93,11 +91,25 @@ def crew() -> Iterator[Crew]:
         yield crew
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Return the URL of a database in which the tables are made."""
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path / 'shop.sqlite3'}"
+        Books(url).create()
+        yield url
+    else:
+        installed = programs()
+        if installed is None:
+            pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
+        with server(installed) as url:
+            Books(url).create()
+            yield url
+
+
 @pytest.fixture
-def books(tmp_path: Path) -> Iterator[Books]:
-    books = Books(str(tmp_path / "shop.sqlite3"))
-    yield books
-    books.close()
+def books(database: str) -> Books:
+    return Books(database)
 
 
 def numbers_are_sequential(books: Books) -> None:
@@ -125,12 +137,12 @@ def test_a_sweep_under_an_older_fence_is_refused_and_writes_nothing(books: Books
     assert books.open_orders() == 1
 
 
-@pytest.mark.timeout(UNDER_FIRE + 4 * PATIENCE)
+@pytest.mark.timeout(60 + 4 * PATIENCE)
 def test_the_shop_under_fire_gives_each_order_one_number(
-    crew: Crew, books: Books, tmp_path: Path
+    crew: Crew, books: Books, database: str, tmp_path: Path
 ) -> None:
     chance = random.Random(4)
-    leases, database = str(tmp_path / "leases.sqlite3"), str(tmp_path / "shop.sqlite3")
+    leases = str(tmp_path / "leases.sqlite3")
 
     def up() -> Worker:
         worker = crew.start(instance, leases, database)
@@ -139,7 +151,7 @@ def test_the_shop_under_fire_gives_each_order_one_number(
 
     alive = [up() for _ in range(INSTANCES)]
     ordered = 0
-    until = time.monotonic() + UNDER_FIRE
+    until = time.monotonic() + UNDER_FIRE[sa.make_url(database).get_backend_name()]
     while time.monotonic() < until:
         for _ in range(chance.randrange(4)):
             books.order(f"order {ordered}")
@@ -175,9 +187,9 @@ def test_the_shop_under_fire_gives_each_order_one_number(
 
 
 def test_a_rolling_deploy_hands_over_within_a_poll_and_loses_no_order(
-    crew: Crew, books: Books, tmp_path: Path
+    crew: Crew, books: Books, database: str, tmp_path: Path
 ) -> None:
-    leases, database = str(tmp_path / "leases.sqlite3"), str(tmp_path / "shop.sqlite3")
+    leases = str(tmp_path / "leases.sqlite3")
     old = crew.start(instance, leases, database, name="revision 1")
     old.expect("begin")
     new = crew.start(instance, leases, database, name="revision 2")
@@ -200,9 +212,9 @@ def test_a_rolling_deploy_hands_over_within_a_poll_and_loses_no_order(
 
 
 def test_the_late_sweep_of_a_resumed_holder_is_refused_by_the_fence(
-    crew: Crew, books: Books, tmp_path: Path
+    crew: Crew, books: Books, database: str, tmp_path: Path
 ) -> None:
-    leases, database = str(tmp_path / "leases.sqlite3"), str(tmp_path / "shop.sqlite3")
+    leases = str(tmp_path / "leases.sqlite3")
     stale = crew.start(sweep_late, leases, database, name="stale")
     stale.expect("begin")
     stale.expect("Renewed")

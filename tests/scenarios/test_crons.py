@@ -14,7 +14,12 @@ import pytest
 from kit import Host, Running, World
 from tako_sync.cron import Cron, CronConfig
 from tako_sync.ctx import Ctx, current_ctx
-from tako_sync.errors import BackendDeniedError, BackendUnavailableError, ShutdownError
+from tako_sync.errors import (
+    BackendDeniedError,
+    BackendUnavailableError,
+    CampaignTimeoutError,
+    ShutdownError,
+)
 from tako_sync.events import CronCutShort, CronMissed, CronRan, CronRefused
 from tako_sync.flag import Flag
 from tako_sync.record import Record, read, stamp
@@ -55,9 +60,21 @@ class Process:
         self._namespace = namespace
         self.cron: Cron = namespace["sweep"].bound_to(host.runtime)
         self.running: Running[None] | None = None
+        self.outcome: bool | Exception | None = None
+        """Of one that was started for a slot."""
 
     def start(self) -> Process:
         self.running = self.world.start(lambda: self.cron.run(self.ctx), self.host.name)
+        return self
+
+    def start_for_a_slot(self) -> Process:
+        def run_due() -> None:
+            try:
+                self.outcome = self.cron.run_due(self.ctx)
+            except Exception as error:  # noqa: BLE001 - the test looks at it
+                self.outcome = error
+
+        self.running = self.world.start(run_due, self.host.name)
         return self
 
     def _run(self, ctx: Ctx) -> object:
@@ -90,12 +107,13 @@ class Shop(World):
         fn: Callable[[Ctx], object] | None = None,
         config: CronConfig = ONCE,
         schedule: str = FIVE,
+        start: Callable[[Process], Process] = Process.start,
         **of_host: Any,
     ) -> Process:
         host = self.host(f"process {len(self.processes)}", **of_host)
         process = Process(self, host, fn, config, schedule)
         self.processes.append(process)
-        return process.start()
+        return start(process)
 
     def at(self, minute: float) -> datetime:
         return self.hour + timedelta(minutes=minute)
@@ -443,3 +461,107 @@ def test_a_run_is_narrated_in_one_line(shop: Shop, caplog: pytest.LogCaptureFixt
         shop.process(lambda ctx: ctx.wait(3))
         shop.advance_to(6)
     assert f"cron sweep, due {stamp(shop.at(5))}: ran for 3.000 s" in caplog.messages
+
+
+# --- Started for one slot, by something else -------------------------------------------------
+
+FOR_A_SLOT = Process.start_for_a_slot
+
+
+def test_started_for_a_slot_it_runs_that_and_ends(shop: Shop) -> None:
+    process = shop.process(start=FOR_A_SLOT)
+    shop.advance(1)
+    assert process.outcome is True
+    assert process.ran == [shop.at(0)]
+    assert process.running is not None and process.running.done
+
+
+def test_started_twice_for_a_slot_it_runs_once(shop: Shop) -> None:
+    """As Cloud Scheduler promises at least once."""
+    first = shop.process(lambda ctx: ctx.wait(40), start=FOR_A_SLOT)
+    second = shop.process(start=FOR_A_SLOT)  # while it runs
+    shop.advance(60)
+    third = shop.process(start=FOR_A_SLOT)  # when it has ended
+    shop.advance(10)
+    assert [process.outcome for process in (first, second, third)] == [True, False, False]
+    assert [process.ran for process in shop.processes] == [[shop.at(0)], [], []]
+
+
+def test_started_by_a_clock_that_is_ahead_it_waits_for_its_slot(shop: Shop) -> None:
+    shop.advance_to(4.95)
+    process = shop.process(start=FOR_A_SLOT)
+    shop.advance_to(4.99)
+    assert not process.began
+    shop.advance_to(5.1)
+    assert process.outcome is True
+    assert process.ran == [shop.at(5)]
+
+
+def test_started_too_late_it_says_so_and_runs_nothing(shop: Shop) -> None:
+    process = shop.process(config=CronConfig(singleflight=True, catch_up=30), start=FOR_A_SLOT)
+    shop.advance(1)
+    assert process.outcome is False and not process.began
+    (missed,) = process.host.told(CronMissed)
+    assert missed.slots == (shop.at(0),) and "too late" in missed.why
+
+
+def test_what_the_function_raises_is_raised_and_its_slot_counts_as_run(shop: Shop) -> None:
+    def fail_(ctx: Ctx) -> None:
+        raise ValueError("no carts")
+
+    first = shop.process(fail_, start=FOR_A_SLOT)
+    shop.advance(5)
+    second = shop.process(start=FOR_A_SLOT)
+    shop.advance(5)
+    assert isinstance(first.outcome, ValueError) and second.outcome is False
+    assert shop.memo()["state"] == "failed"
+
+
+def test_one_that_is_told_to_end_in_its_run_says_so_and_its_retry_runs_the_slot_again(
+    shop: Shop,
+) -> None:
+    first = shop.process(lambda ctx: ctx.wait(100), start=FOR_A_SLOT)
+    shop.advance(10)
+    first.ctx.cancel(ShutdownError("SIGTERM"))
+    shop.advance(1)
+    assert isinstance(first.outcome, ShutdownError)
+    second = shop.process(start=FOR_A_SLOT)
+    shop.advance(10)
+    assert second.outcome is True
+    assert shop.memo()["tries"] == 2
+
+
+def test_one_whose_machine_dies_is_run_again_by_its_retry_when_the_lease_has_aged(
+    shop: Shop,
+) -> None:
+    first = shop.process(lambda ctx: ctx.wait(400), start=FOR_A_SLOT)
+    shop.advance(5)
+    first.host.storage.always("*", fail(unavailable))
+    second = shop.process(start=FOR_A_SLOT)
+    shop.advance(2 * TTL)
+    assert second.outcome is True and second.ran == [shop.at(0)]
+
+
+def test_a_storage_that_refuses_is_raised(shop: Shop) -> None:
+    host = shop.host("refused")
+    host.storage.always("*", fail(denied))
+    process = Process(shop, host, None, ONCE, FIVE)
+    shop.processes.append(process)
+    process.start_for_a_slot()
+    shop.advance(10)
+    assert isinstance(process.outcome, BackendDeniedError)
+
+
+def test_an_earlier_slot_that_takes_all_its_time_is_told_as_the_cause(shop: Shop) -> None:
+    shop.process(lambda ctx: ctx.wait(700), start=FOR_A_SLOT)
+    shop.advance_to(5.1)
+    late = shop.process(start=FOR_A_SLOT)
+    shop.advance_to(10.5)
+    assert isinstance(late.outcome, CampaignTimeoutError)
+    assert not late.began
+
+
+def test_without_single_flight_it_runs_the_slot_and_asks_no_storage(shop: Shop) -> None:
+    process = shop.process(config=CronConfig(), start=FOR_A_SLOT)
+    shop.advance(1)
+    assert process.outcome is True and process.host.requests() == []

@@ -493,6 +493,53 @@ def test_a_long_run_and_a_quick_failure_do_not_make_it_down(shop: Shop) -> None:
     assert not process.host.told(SingletonDown)
 
 
+def test_a_loop_that_ignores_its_loss_needs_a_new_process_and_its_health_says_so(
+    shop: Shop,
+) -> None:
+    """For whoever restarts processes: only this is a reason to, not that the storage is away."""
+    hung = Flag()
+
+    def ignore(ctx: Ctx) -> None:
+        shop.clock.wait(hung)
+
+    deaf = shop.process(ignore)
+    shop.advance(20)
+    other = shop.process()
+    deaf.host.storage.always("*", fail(unavailable))
+    shop.advance(2 * TTL)
+    assert other.runs and deaf.singleton.health().alive, "it may yet end"
+    shop.advance(60)
+    health = deaf.singleton.health()
+    assert not health.alive and "is to end, and has not" in health.reason
+    assert other.singleton.health().alive
+    hung.set()
+    shop.advance(RESTART + POLL)
+    assert deaf.singleton.health().alive
+
+
+def test_neither_an_outage_nor_a_standby_nor_a_failing_loop_is_a_reason_to_restart_a_process(
+    shop: Shop,
+) -> None:
+    holder, standby = shop.process(fall), shop.process(fall)
+    shop.advance(100)
+    for process in shop.processes:
+        process.host.storage.always("*", fail(unavailable))
+    shop.advance(100)
+    for process in (holder, standby):
+        health = process.singleton.health()
+        assert health.state == "down" and health.alive
+
+
+def test_what_has_ended_is_down_and_does_nothing_here(shop: Shop) -> None:
+    process = shop.process()
+    shop.advance(10)
+    process.ctx.cancel()
+    shop.advance(1)
+    health = process.singleton.health()
+    assert health.state == "down" and not health.alive
+    assert "not run by this process any more" in health.reason
+
+
 def test_what_was_not_started_is_down(shop: Shop) -> None:
     process = Process(shop, shop.host())
     assert str(process.singleton.health()) == "down: it was not started in this process"

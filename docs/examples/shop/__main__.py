@@ -1,4 +1,4 @@
-"""``python -m shop order [N]``, ``run``, ``list``."""
+"""``python -m shop create``, ``order [N]``, ``run``, ``list``."""
 
 from __future__ import annotations
 
@@ -7,28 +7,25 @@ import sys
 
 import tako_sync as tako
 
-from .app import database, invoicer
-from .numbering import Books
+from .app import books, invoicer
 
 
 def main(arguments: list[str]) -> None:
     match arguments:
+        case ["create"]:
+            books().create()
         case ["run"]:
             logging.basicConfig(level=logging.INFO, format="%(message)s")
             tako.install_signal_handlers()
             invoicer.run()
         case ["order", *rest] if len(rest) <= 1:
-            books = Books(database())
             for number in range(int(rest[0]) if rest else 1):
-                books.order(f"order {number}")
-            books.close()
+                books().order(f"order {number}")
         case ["list"]:
-            books = Books(database())
-            for number, order in books.invoices():
+            for number, order in books().invoices():
                 print(f"invoice {number}: order {order}")
-            books.close()
         case _:
-            sys.exit("python -m shop order [N] | run | list")
+            sys.exit("python -m shop create | order [N] | run | list")
 
 
 if __name__ == "__main__":

@@ -12,26 +12,18 @@ from .numbering import Books
 log = logging.getLogger("shop")
 
 
-def database() -> str:
-    """Return the path of the database that ``SHOP_DATABASE`` names."""
-    url = os.environ.get("SHOP_DATABASE", "")
-    if not url:
-        return "shop.sqlite3"
-    if not url.startswith("sqlite:///"):
-        raise ValueError(f"SHOP_DATABASE {url!r}: write sqlite:///absolute/path")
-    return url.removeprefix("sqlite://")
+def books() -> Books:
+    """Return the database that ``SHOP_DATABASE`` names."""
+    return Books(os.environ.get("SHOP_DATABASE") or "sqlite:///shop.sqlite3")
 
 
 @tako.Singleton
 def invoicer(ctx: tako.Ctx) -> None:
     """Number what has come in, every two seconds, for as long as the lease is held."""
-    books = Books(database())
-    try:
-        while not ctx.cancelled:
-            count = books.sweep(ctx.fence)
-            if count:
-                through = books.invoices()[-1][0]
-                log.info("invoicer: assigned invoice numbers orders=%d through=%d", count, through)
-            ctx.wait(float(os.environ.get("SHOP_PAUSE", "2")))
-    finally:
-        books.close()
+    ours = books()
+    while not ctx.cancelled:
+        count = ours.sweep(ctx.fence)
+        if count:
+            through = ours.last_number()
+            log.info("invoicer: assigned invoice numbers orders=%d through=%d", count, through)
+        ctx.wait(2)

@@ -1,19 +1,33 @@
-"""Orders and their invoice numbers, in a database."""
+"""Orders and their invoice numbers, in a database: SQLite or PostgreSQL, by URL."""
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Any
 
-_TABLES = """
-CREATE TABLE IF NOT EXISTS orders (id INTEGER PRIMARY KEY, what TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS invoices (
-    number INTEGER PRIMARY KEY, order_id INTEGER NOT NULL UNIQUE REFERENCES orders, fence INTEGER
-);
-CREATE TABLE IF NOT EXISTS fences (guarded TEXT PRIMARY KEY, fence INTEGER NOT NULL);
-INSERT OR IGNORE INTO fences VALUES ('invoices', 0);
-"""
+import sqlalchemy as sa
+
+_TABLES = sa.MetaData()
+_ORDERS = sa.Table(
+    "orders",
+    _TABLES,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("what", sa.Text, nullable=False),
+)
+_INVOICES = sa.Table(
+    "invoices",
+    _TABLES,
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("order_id", sa.ForeignKey("orders.id"), nullable=False, unique=True),
+    sa.Column("fence", sa.BigInteger, nullable=False),
+)
+_FENCES = sa.Table(
+    "fences",
+    _TABLES,
+    sa.Column("guarded", sa.Text, primary_key=True),
+    sa.Column("fence", sa.BigInteger, nullable=False),
+)
+_GUARDED = "invoices"
+_WITHOUT_NUMBER = _ORDERS.c.id.not_in(sa.select(_INVOICES.c.order_id))
 
 
 class FencedOutError(Exception):
@@ -24,29 +38,50 @@ class Books:
     """The shop's database.
 
     Args:
-        path: of the SQLite file; it is made if it is missing.
+        url: as SQLAlchemy has it: ``sqlite:///shop.sqlite3``, ``postgresql://user@host/shop``.
     """
 
-    def __init__(self, path: str) -> None:
-        self._db = sqlite3.connect(path, timeout=30, isolation_level=None)
-        self._db.executescript(_TABLES)
+    def __init__(self, url: str) -> None:
+        made = sa.make_url(url)
+        arguments: dict[str, Any] = {}
+        if made.get_backend_name() == "postgresql":
+            made = made.set(drivername="postgresql+psycopg")
+            # A holder that is paused within a sweep has locked the fence: it must not keep the
+            # next one from working for longer than that.
+            arguments["options"] = "-c idle_in_transaction_session_timeout=5s"
+        else:
+            arguments["timeout"] = 30
+        self._engine = sa.create_engine(made, poolclass=sa.NullPool, connect_args=arguments)
 
-    def close(self) -> None:
-        self._db.close()
+    def create(self) -> None:
+        """Make the tables, where they are missing: once, before anything else."""
+        _TABLES.create_all(self._engine)
+        with self._engine.begin() as db:
+            if db.execute(sa.select(_FENCES)).first() is None:
+                db.execute(sa.insert(_FENCES).values(guarded=_GUARDED, fence=0))
 
     def order(self, what: str) -> None:
         """Take in an order."""
-        self._db.execute("INSERT INTO orders (what) VALUES (?)", (what,))
+        with self._engine.begin() as db:
+            db.execute(sa.insert(_ORDERS).values(what=what))
 
     def invoices(self) -> list[tuple[int, int]]:
         """Return the numbers that were given, with their orders."""
-        return self._db.execute("SELECT number, order_id FROM invoices ORDER BY number").fetchall()
+        columns = sa.select(_INVOICES.c.number, _INVOICES.c.order_id)
+        with self._engine.connect() as db:
+            found = db.execute(columns.order_by(_INVOICES.c.number))
+            return [(number, order) for number, order in found]
+
+    def last_number(self) -> int:
+        """Return the largest number that was given; 0 if none was."""
+        with self._engine.connect() as db:
+            return _last_number(db)
 
     def open_orders(self) -> int:
         """Return how many orders have no number yet."""
-        missing = "SELECT count(*) FROM orders WHERE id NOT IN (SELECT order_id FROM invoices)"
-        (count,) = self._db.execute(missing).fetchone()
-        return int(count)
+        with self._engine.connect() as db:
+            count = sa.select(sa.func.count()).select_from(_ORDERS).where(_WITHOUT_NUMBER)
+            return int(db.execute(count).scalar_one())
 
     def sweep(self, fence: int) -> int:
         """Number all orders that have no number yet, in the order in which they came.
@@ -60,29 +95,23 @@ class Books:
         Raises:
             FencedOutError: a holder with a larger fence has swept before; nothing was written.
         """
-        with self._transaction():
-            found = self._db.execute(
-                "UPDATE fences SET fence = :fence WHERE guarded = 'invoices' AND fence <= :fence",
-                {"fence": fence},
-            )
-            if found.rowcount == 0:
+        with self._engine.begin() as db:
+            # First of all, and it locks: a sweep that came with a smaller fence waits here, and
+            # is refused.
+            row = sa.update(_FENCES).where(_FENCES.c.guarded == _GUARDED)
+            if db.execute(row.where(_FENCES.c.fence <= fence).values(fence=fence)).rowcount == 0:
                 raise FencedOutError(f"fence {fence} is not the largest any more")
-            (last,) = self._db.execute("SELECT coalesce(max(number), 0) FROM invoices").fetchone()
-            orders = self._db.execute(
-                "SELECT id FROM orders WHERE id NOT IN (SELECT order_id FROM invoices) ORDER BY id"
-            ).fetchall()
-            self._db.executemany(
-                "INSERT INTO invoices VALUES (?, ?, ?)",
-                [(number, order, fence) for number, (order,) in enumerate(orders, last + 1)],
-            )
-        return len(orders)
+            waiting = sa.select(_ORDERS.c.id).where(_WITHOUT_NUMBER).order_by(_ORDERS.c.id)
+            numbered = [
+                {"number": number, "order_id": order, "fence": fence}
+                for number, order in enumerate(
+                    db.execute(waiting).scalars().all(), start=_last_number(db) + 1
+                )
+            ]
+            if numbered:
+                db.execute(sa.insert(_INVOICES), numbered)
+        return len(numbered)
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
+
+def _last_number(db: sa.Connection) -> int:
+    return int(db.execute(sa.select(sa.func.max(_INVOICES.c.number))).scalar() or 0)
