@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -71,9 +72,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigurationError as error:
         parser.error(str(error))
     install_signal_handlers()
-    if isinstance(thing, Cron):
-        return 0 if slot(thing) else 1
-    singleton(thing, port)
+    try:
+        if isinstance(thing, Cron):
+            return 0 if slot(thing) else 1
+        singleton(thing, port)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     return 0
 
 

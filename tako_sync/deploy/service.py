@@ -19,6 +19,10 @@ _TO_START: Final = {"periodSeconds": 5, "timeoutSeconds": 3, "failureThreshold":
 _TO_LIVE: Final = {"periodSeconds": 30, "timeoutSeconds": 5, "failureThreshold": 3}
 
 
+def _probe(timings: dict[str, int]) -> dict[str, Any]:
+    return {"httpGet": {"path": LIVE, "port": PORT}} | timings
+
+
 def service(singleton: Singleton, place: str, target: Target) -> dict[str, Any]:
     """Return the manifest of a Singleton.
 
@@ -32,7 +36,6 @@ def service(singleton: Singleton, place: str, target: Target) -> dict[str, Any]:
     """
     whose = f"Singleton {singleton.name}"
     amounts, environment = limits.resources(singleton.config.footprint, whose)
-    live = {"httpGet": {"path": LIVE, "port": PORT}}
     container: dict[str, Any] = {
         "image": target.image,
         "command": [target.python, "-m", "tako_sync.serve"],
@@ -40,8 +43,8 @@ def service(singleton: Singleton, place: str, target: Target) -> dict[str, Any]:
         "env": target.variables,
         "ports": [{"name": "http1", "containerPort": PORT}],
         "resources": {"limits": amounts},
-        "startupProbe": live | _TO_START,
-        "livenessProbe": live | _TO_LIVE,
+        "startupProbe": _probe(_TO_START),
+        "livenessProbe": _probe(_TO_LIVE),
     }
     spec: dict[str, Any] = {"containerConcurrency": 1, "containers": [container]}
     if target.service_account is not None:

@@ -271,6 +271,7 @@ def test_files_are_written_whole_and_read_back_the_same(
     for path in paths:
         text = path.read_text()
         read[path.name] = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        assert "&id" not in text, "what is the same twice is written twice"
     assert read == manifests(module, target)
     assert {path.name for path in (tmp_path / "a" / "b").iterdir()} == set(read)
 

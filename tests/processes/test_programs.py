@@ -272,3 +272,12 @@ def test_dev_ends_by_ctrl_c(shop: Shop) -> None:
     program.expect("^drained: ")
     assert program.ends() == 128 + signal.SIGINT
     assert shop.record("singleton-invoicer").state is not State.HELD
+
+
+def test_serve_ends_by_ctrl_c_and_gives_the_lease_back(shop: Shop) -> None:
+    program = shop.serve("invoicer")
+    program.expect("begins under ")
+    program.process.send_signal(signal.SIGINT)
+    assert program.ends() == 128 + signal.SIGINT
+    assert shop.record("singleton-invoicer").state is not State.HELD
+    assert not [line for line in program.lines if "Traceback" in line]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-import sqlalchemy as sa
 from shop.numbering import Books, FencedOutError
 
 from processes.kit_postgres import programs, server
@@ -25,7 +24,7 @@ from tako_sync.singleton import Singleton
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="no such signals here")
 
 TTL: Final = 2.0
-UNDER_FIRE: Final = {"sqlite": 60.0, "postgresql": 30.0}
+UNDER_FIRE: Final = 60.0
 """Seconds."""
 INSTANCES: Final = 4
 
@@ -137,7 +136,7 @@ def test_a_sweep_under_an_older_fence_is_refused_and_writes_nothing(books: Books
     assert books.open_orders() == 1
 
 
-@pytest.mark.timeout(60 + 4 * PATIENCE)
+@pytest.mark.timeout(UNDER_FIRE + 4 * PATIENCE)
 def test_the_shop_under_fire_gives_each_order_one_number(
     crew: Crew, books: Books, database: str, tmp_path: Path
 ) -> None:
@@ -151,12 +150,13 @@ def test_the_shop_under_fire_gives_each_order_one_number(
 
     alive = [up() for _ in range(INSTANCES)]
     ordered = 0
-    until = time.monotonic() + UNDER_FIRE[sa.make_url(database).get_backend_name()]
+    until = time.monotonic() + UNDER_FIRE
     while time.monotonic() < until:
         for _ in range(chance.randrange(4)):
             books.order(f"order {ordered}")
             ordered += 1
-        victim = chance.choice(alive)
+        runner = next((one for one in alive if len(one.all("begin")) > len(one.all("end"))), None)
+        victim = chance.choice([*alive, *([runner] * INSTANCES if runner else [])])
         match chance.randrange(8):
             case 0:
                 victim.send(signal.SIGKILL)
