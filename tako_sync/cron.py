@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Final, NoReturn
 
@@ -128,15 +129,11 @@ class Cron:
         Args:
             ctx: whose end ends it; as of :meth:`Singleton.run`.
         """
-        parent = checks.parent(ctx)
-        runtime = self._runtime
-        root = (parent or Ctx.background(runtime.clock)).child()
-        slots = _Slots(self, runtime, root)
-        leave = loops.enter(root)
-        try:
+        self._run(self._runtime, checks.parent(ctx))
+
+    def _run(self, runtime: Runtime, parent: Ctx | None) -> None:
+        with self._slots(runtime, parent) as slots:
             slots.go_on()
-        finally:
-            leave()
 
     def run_due(self, ctx: Ctx | None = None) -> bool:
         """Run the slot that is due now, and return; True if it was run here.
@@ -156,21 +153,26 @@ class Cron:
             BackendError: the storage refused, or did not answer in that time.
             Exception: what the function raised.
         """
-        parent = checks.parent(ctx)
-        runtime = self._runtime
+        with self._slots(self._runtime, checks.parent(ctx)) as slots:
+            return slots.run_due()
+
+    @contextmanager
+    def _slots(self, runtime: Runtime, parent: Ctx | None) -> Iterator[_Slots]:
         root = (parent or Ctx.background(runtime.clock)).child()
         slots = _Slots(self, runtime, root)
         leave = loops.enter(root)
         try:
-            return slots.run_due()
+            yield slots
         finally:
             leave()
 
     def start(self) -> Runner:
         """Run it in a thread of its own, once per process; return what stops it."""
         if self._runner is None or not self._runner.running:
-            clock = self._runtime.clock
-            self._runner = Runner(f"cron {self.name}", clock, self.run)
+            runtime = self._runtime  # that of who starts it, wherever the thread is
+            self._runner = Runner(
+                f"cron {self.name}", runtime.clock, functools.partial(self._run, runtime)
+            )
         return self._runner
 
     def stop(self, timeout: float | None = None) -> bool:

@@ -109,7 +109,8 @@ class Lock:
         Args:
             fn: takes the ctx as its one argument.
             ctx: a parent; its end ends the waiting, and cancels the body's ctx.
-            timeout: seconds to wait at most; None for ever.
+            timeout: seconds to wait at most; None for as long as the policy's ``wait`` says: by
+                default for ever.
 
         Raises:
             CampaignTimeoutError: not free in time; it names the holder.
@@ -118,7 +119,7 @@ class Lock:
             BackendDeniedError: the storage refuses for good.
         """
         checks.body(fn)
-        allowed = checks.timeout(timeout)
+        allowed = self._allowed(timeout)
         with self._tenure(checks.parent(ctx)) as tenure:
             tenure.campaign(allowed)
             return tenure.run(fn)
@@ -148,7 +149,7 @@ class Lock:
         Args and errors are those of :meth:`do`; ``timeout=0`` makes one attempt. If the block
         ends normally after a loss, ``LeaseLostError`` is raised at its end.
         """
-        parent, allowed = checks.parent(ctx), checks.timeout(timeout)
+        parent, allowed = checks.parent(ctx), self._allowed(timeout)
         return Hold(functools.partial(self._tenure, parent), allowed, self._name)
 
     @overload
@@ -173,13 +174,13 @@ class Lock:
         Args:
             busy: what a call does while someone else holds the lease: ``wait``, ``skip``
                 (return None) or ``raise`` (``LeaseBusyError``).
-            timeout: seconds to wait at most. By default ``wait`` waits for ever, the others
-                not at all.
+            timeout: seconds to wait at most. By default ``wait`` waits as :meth:`do` does, the
+                others not at all.
         """
         if busy not in ("wait", "skip", "raise"):
             raise ConfigurationError(f"busy is 'wait', 'skip' or 'raise', not {busy!r}")
         checks.timeout(timeout)
-        allowed = timeout if timeout is not None or busy == "wait" else 0.0
+        asked = timeout if timeout is not None or busy == "wait" else 0.0
 
         def decorate(guarded: Callable[..., Any]) -> Callable[..., Any]:
             checks.guarded(guarded)
@@ -188,7 +189,7 @@ class Lock:
             def call(*args: Any, **kwargs: Any) -> Any:
                 with self._tenure(None) as tenure:
                     try:
-                        tenure.campaign(allowed)
+                        tenure.campaign(self._allowed(asked))
                     except LeaseBusyError:
                         if busy == "skip":
                             return None
@@ -274,6 +275,10 @@ class Lock:
     @property
     def _identity(self) -> Identity:
         return self._runtime.identity(self._name)
+
+    def _allowed(self, timeout: float | None) -> float | None:
+        allowed = checks.timeout(timeout)
+        return self._runtime.policy.wait if allowed is None else allowed
 
     def _tenure(self, parent: Ctx | None) -> Tenure:
         runtime = self._runtime

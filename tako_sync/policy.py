@@ -60,6 +60,11 @@ def _ttl(_instance: object, attribute: Attribute[Any], value: object) -> None:
         )
 
 
+def _wait(_instance: object, attribute: Attribute[Any], value: object) -> None:
+    if value is not None:
+        seconds(attribute.name, value, or_zero=True)
+
+
 def _jitter(_instance: object, attribute: Attribute[Any], value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
         raise ConfigurationError(f"{attribute.name} is a share from 0 up to 1, not {value!r}")
@@ -77,6 +82,8 @@ class LeasePolicy:
         poll: mean seconds between two looks of a campaign.
         jitter: share by which a pause varies either way.
         restart: least seconds from the end of a Singleton's loop to its next start.
+        wait: seconds that ``do``, ``hold`` and ``guard`` of a lock wait at most where they are
+            given no timeout; None: for ever. Integrations with web frameworks set it.
 
     Raises:
         ConfigurationError: a timing cannot work; the message names it and the bound.
@@ -86,6 +93,7 @@ class LeasePolicy:
     poll: float = field(default=2.0, validator=_seconds)
     jitter: float = field(default=0.25, validator=_jitter)
     restart: float = field(default=5.0, validator=_seconds)
+    wait: float | None = field(default=None, validator=_wait)
 
     @property
     def heartbeat(self) -> float:

@@ -12,8 +12,9 @@ import os
 import socket
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -206,6 +207,9 @@ def _checked(what: str, value: T, kind: type) -> T:
 
 _guard = threading.Lock()
 _bound: Runtime | None = None
+_default: Callable[[], Runtime] | None = None
+_by_default = False  # whether _default made _bound
+_here: Final[ContextVar[Runtime | None]] = ContextVar("tako_sync.runtime", default=None)
 
 
 def configure(
@@ -237,7 +241,7 @@ def configure(
         ConfigurationError: a value cannot work; or no backend is named on a platform that
             runs several machines, where the default would exclude nobody.
     """
-    global _bound
+    global _bound, _by_default
     runtime = resolve(
         os.environ,
         app=app,
@@ -249,29 +253,59 @@ def configure(
         listeners=listeners,
     )
     with _guard:
-        _bound = runtime
+        _bound, _by_default = runtime, False
     return runtime
 
 
 def current() -> Runtime:
-    """Return the binding of this process, made from the environment if there is none yet."""
-    global _bound
+    """Return the binding of this context, else of this process; made if there is none yet."""
+    global _bound, _by_default
+    here = _here.get()
+    if here is not None:
+        return here
     if _bound is None:
         with _guard:
             if _bound is None:
-                _bound = resolve(os.environ)
+                _by_default = _default is not None
+                _bound = resolve(os.environ) if _default is None else _default()
     return _bound
+
+
+def by_default(make: Callable[[], Runtime] | None) -> None:
+    """Have ``make`` bind this process at the first use, unless ``configure`` has; None: undo.
+
+    For frameworks that have settings of their own. What an earlier one has made is dropped.
+    """
+    global _bound, _default, _by_default
+    with _guard:
+        _default = make
+        if _by_default:
+            _bound, _by_default = None, False
+
+
+@contextmanager
+def within(runtime: Runtime) -> Iterator[Runtime]:
+    """Bind this context (a thread's, a request's) for a ``with`` block, over that of the process.
+
+    Threads that are started inside do not have it; loops that are (``Singleton.start``) do.
+    """
+    token = _here.set(runtime)
+    try:
+        yield runtime
+    finally:
+        _here.reset(token)
 
 
 @contextmanager
 def rebound(runtime: Runtime | None) -> Iterator[Runtime | None]:
     """Bind this process to ``runtime`` for a ``with`` block; with None, resolve anew in it."""
-    global _bound
-    before, _bound = _bound, runtime
+    global _bound, _by_default
+    before = _bound, _by_default
+    _bound, _by_default = runtime, False
     try:
         yield runtime
     finally:
-        _bound = before
+        _bound, _by_default = before
 
 
 def resolve(

@@ -148,8 +148,9 @@ class Singleton:
             ctx: whose end ends it. By default it goes on until the process is told to stop, by
                 :func:`tako_sync.install_signal_handlers`.
         """
-        parent = checks.parent(ctx)
-        runtime = self._runtime
+        self._run(self._runtime, checks.parent(ctx))
+
+    def _run(self, runtime: Runtime, parent: Ctx | None) -> None:
         root = (parent or Ctx.background(runtime.clock)).child()
         identity = runtime.identity(self.lease)
         vigil = Vigil(self.name, runtime, identity, self.config.down_after)
@@ -165,8 +166,10 @@ class Singleton:
     def start(self) -> Runner:
         """Run it in a thread of its own, once per process; return what stops it."""
         if self._runner is None or not self._runner.running:
-            clock = self._runtime.clock
-            self._runner = Runner(f"singleton {self.name}", clock, self.run)
+            runtime = self._runtime  # that of who starts it, wherever the thread is
+            self._runner = Runner(
+                f"singleton {self.name}", runtime.clock, functools.partial(self._run, runtime)
+            )
         return self._runner
 
     def stop(self, timeout: float | None = None) -> bool:
