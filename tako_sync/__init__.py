@@ -19,7 +19,7 @@ The floors, from the ground up; a module imports only from those below it (setup
     probe, checkup                  whether a storage does what leases need
     application, endpoint           what a module declares; how a process is asked for its health
     dev, serve, deploy              all of it in one process; one thing in a container; manifests
-    testing, demo
+    testing, contrib, demo          for tests; for frameworks, each by itself; to be seen at work
 
 Nothing is imported before it is used: ``import tako_sync`` costs a few milliseconds.
 """

@@ -14,7 +14,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -209,7 +208,7 @@ _guard = threading.Lock()
 _bound: Runtime | None = None
 _default: Callable[[], Runtime] | None = None
 _by_default = False  # whether _default made _bound
-_here: Final[ContextVar[Runtime | None]] = ContextVar("tako_sync.runtime", default=None)
+_finders: tuple[Callable[[], Runtime | None], ...] = ()
 
 
 def configure(
@@ -260,9 +259,10 @@ def configure(
 def current() -> Runtime:
     """Return the binding of this context, else of this process; made if there is none yet."""
     global _bound, _by_default
-    here = _here.get()
-    if here is not None:
-        return here
+    for find in _finders:
+        found = find()
+        if found is not None:
+            return found
     if _bound is None:
         with _guard:
             if _bound is None:
@@ -283,17 +283,16 @@ def by_default(make: Callable[[], Runtime] | None) -> None:
             _bound, _by_default = None, False
 
 
-@contextmanager
-def within(runtime: Runtime) -> Iterator[Runtime]:
-    """Bind this context (a thread's, a request's) for a ``with`` block, over that of the process.
+def in_context(find: Callable[[], Runtime | None]) -> None:
+    """Have ``find`` say the binding of the context that asks, if that has one of its own.
 
-    Threads that are started inside do not have it; loops that are (``Singleton.start``) do.
+    For frameworks that have several applications in a process. Asked at each use, before the
+    binding of the process.
     """
-    token = _here.set(runtime)
-    try:
-        yield runtime
-    finally:
-        _here.reset(token)
+    global _finders
+    with _guard:
+        if find not in _finders:
+            _finders = (*_finders, find)
 
 
 @contextmanager

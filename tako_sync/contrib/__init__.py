@@ -1,0 +1,1 @@
+"""Integrations with frameworks. Each imports its framework alone, and nothing imports them."""
