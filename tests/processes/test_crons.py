@@ -6,11 +6,12 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from every import Every
 from processes.kit_processes import Crew, Post, Report, Worker, check_order, clock
 from tako_sync.cron import Cron, CronConfig
 from tako_sync.ctx import Ctx
@@ -18,7 +19,6 @@ from tako_sync.events import CronMissed, CronRan, Event
 from tako_sync.policy import LeasePolicy
 from tako_sync.record import moment, stamp
 from tako_sync.runtime import Runtime
-from tako_sync.schedule import Schedule
 from tako_sync.shutdown import install_signal_handlers
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no such processes here")
@@ -26,31 +26,6 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no such process
 TTL = 2.0
 WORKERS = 4
 TICKS = 20
-
-
-class Every(Schedule):
-    """Slots that are seconds apart. Crontab knows none; waiting for minutes shows nothing more."""
-
-    def __init__(self, apart: int) -> None:
-        super().__init__("* * * * *", "UTC")
-        self._apart = apart
-
-    def after(self, moment: datetime) -> datetime:
-        return self._floor(moment) + timedelta(seconds=self._apart)
-
-    def latest(self, moment: datetime) -> datetime | None:
-        return self._floor(moment)
-
-    def between(self, first: datetime, last: datetime, most: int) -> list[datetime]:
-        slots: list[datetime] = []
-        while first < last and len(slots) < most:
-            slots.append(first)
-            first += timedelta(seconds=self._apart)
-        return slots
-
-    def _floor(self, moment: datetime) -> datetime:
-        seconds = int(moment.timestamp())
-        return datetime.fromtimestamp(seconds - seconds % self._apart, timezone.utc)
 
 
 _here: list[tuple[Post, float, Cron]] = []
