@@ -12,6 +12,7 @@ from tako_sync.errors import LeaseBusyError
 from tako_sync.policy import LeasePolicy
 from tako_sync.record import Holder, stamp
 
+
 @frozen
 class Answer:
     """An answer of HTTP.
@@ -37,7 +38,9 @@ def answer(outcome: Outcome[Any], lease: str, policy: LeasePolicy) -> Answer:
     facts: dict[str, Any] = {"error": outcome.ended.value, "lease": lease}
     if outcome.ended is Ended.BUSY:
         facts["holder"] = described(holder_of(outcome))
-    return Answer(status, facts, {"Retry-After": str(math.ceil(again)), "Cache-Control": "no-store"})
+    return Answer(
+        status, facts, {"Retry-After": str(math.ceil(again)), "Cache-Control": "no-store"}
+    )
 
 
 def holder_of(outcome: Outcome[Any]) -> Holder | None:

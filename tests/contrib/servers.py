@@ -1,6 +1,6 @@
 """Real servers for tests: started on a free port, asked over HTTP, gone at the end of the test.
 
-Import it as ``from contrib.servers import Server`` (pytest's ``pythonpath`` names the folder above).
+Import it as ``from contrib.servers import Server`` (the folder above is on the path).
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Server:
         traceback: TracebackType | None,
     ) -> None:
         if error is not None:
-            print(self.log)
+            sys.stderr.write(self.log)  # pytest shows it beside the failure
         self._clean_up()
 
     def _clean_up(self) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -72,8 +72,8 @@ class Shop:
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Iterator[Shop]:
-    yield Shop(tmp_path)
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path)
 
 
 @pytest.fixture(params=SERVERS)
@@ -110,8 +110,6 @@ def test_a_worker_that_is_killed_frees_the_name_within_the_ttl(
         pytest.skip("there is one process, and nobody left to ask")
     with shop.serve(command) as server:
         try:
-            import threading
-
             holding = threading.Thread(target=lambda: _quietly(server, seconds=30))
             holding.start()
             begun = shop.journal.expect("begin")
@@ -127,8 +125,6 @@ def test_a_worker_that_is_killed_frees_the_name_within_the_ttl(
 def test_a_server_that_is_told_to_end_lets_the_view_finish_and_frees_the_name_at_once(
     shop: Shop, command: list[str]
 ) -> None:
-    import threading
-
     answers: list[int] = []
     with shop.serve(command) as server:
         asking = threading.Thread(target=lambda: answers.append(_quietly(server, seconds=1.5)))
@@ -152,8 +148,6 @@ def _quietly(server: Server, **fields: object) -> int:
 
 
 def test_a_worker_that_takes_too_long_for_gunicorn_frees_the_name(shop: Shop) -> None:
-    import threading
-
     command = [*GUNICORN, "-w", "2", "--timeout", "2"]
     with shop.serve(command) as server:
         holding = threading.Thread(target=lambda: _quietly(server, seconds=60))
