@@ -16,7 +16,7 @@ The floors, from the ground up; a module imports only from those below it (setup
     runner, vigil, declared         a loop in a thread; does it run anywhere; what it is called
     schedule, slots                 when a Cron is due; which of its slots is to be run
     lock, singleton, cron, shutdown what a user writes
-    probe, checkup                  whether a storage does what leases need
+    probe, checkup, listing         whether a storage does what leases need; what is in it
     application, endpoint           what a module declares; how a process is asked for its health
     dev, serve, deploy              all of it in one process; one thing in a container; manifests
     testing, contrib, demo          for tests; for frameworks, each by itself; to be seen at work

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import flask
+from flask.typing import ResponseReturnValue
 
 from tako_sync.singleton import Singleton
 from tako_sync.vigil import Health
@@ -21,11 +22,11 @@ def blueprint(singletons: tuple[Singleton, ...], prefix: str) -> flask.Blueprint
         return flask.jsonify(facts), status, {"Cache-Control": "no-store"}
 
     @made.get("/health")
-    def health() -> flask.typing.ResponseReturnValue:
+    def health() -> ResponseReturnValue:
         return tell(bool)
 
     @made.get("/live")
-    def live() -> flask.typing.ResponseReturnValue:
+    def live() -> ResponseReturnValue:
         return tell(lambda health: health.alive)
 
     return made

@@ -1,0 +1,17 @@
+"""Whether a transaction is open that somebody meant."""
+
+from __future__ import annotations
+
+from django.db import connections
+
+
+def in_transaction(alias: str) -> bool:
+    """Return whether this thread is inside ``atomic()`` on a database.
+
+    The transaction that ``TestCase`` puts around each test is none: the code under test does
+    not know of it.
+    """
+    if not hasattr(connections._connections, alias):  # type: ignore[attr-defined]
+        return False  # never used in this thread: asking would connect nothing, but make it
+    blocks = connections[alias].atomic_blocks
+    return any(not getattr(block, "_from_testcase", False) for block in blocks)
