@@ -60,7 +60,7 @@ class Tenancy:
         self.record = grant.record
         self.version = grant.version
         self.memo: str = grant.record.memo
-        """What the release is to remember."""
+        """What the renewals and the release are to remember."""
         self._renewals: dict[str, float] = {}
         self._releases: set[str] = set()
 
@@ -69,7 +69,8 @@ class Tenancy:
     def renewal(self, write: str, sent: float, at: datetime) -> Draft:
         """Return the next renewal, and remember it. Arguments as in :meth:`Claim.draft`."""
         self._renewals[write] = sent
-        return Draft(rules.renewed(self.record, write, at), self.version, sent)
+        renewed = rules.renewed(self.record, write, at).but(memo=self.memo)
+        return Draft(renewed, self.version, sent)
 
     def landed(self, draft: Draft, version: Version) -> Landed:
         """Take in that the storage confirmed a renewal; the other attempts are dead."""

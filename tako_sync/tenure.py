@@ -196,7 +196,7 @@ class Tenure:
         return self._tenancy.memo
 
     def remember(self, memo: str) -> None:
-        """Have the release remember ``memo``, the text of a JSON object."""
+        """Have the next renewal, and the release, remember ``memo``, the text of a JSON object."""
         self._tenancy.memo = memo
 
     def conclude(self, outcome: str) -> LeaseLostError | None:

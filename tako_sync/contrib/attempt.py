@@ -42,11 +42,13 @@ class Outcome(Generic[T]):
         ended: how.
         value: what the body returned, if it did; after a loss, too.
         error: why, unless it ran.
+        finished: whether the body returned, lease or not.
     """
 
     ended: Ended
     value: T | None = None
     error: TakoError | None = None
+    finished: bool = False
 
 
 def attempt(
@@ -65,18 +67,21 @@ def attempt(
         Exception: what ``fn`` raises.
     """
     fence: int | None = None
+    finished = False
 
     def body(ctx: Ctx) -> T:
-        nonlocal fence
+        nonlocal fence, finished
         fence = ctx.fence
-        return fn()
+        value = fn()
+        finished = True
+        return value
 
     try:
-        return Outcome(Ended.RAN, lock.do(body, ctx=ctx, timeout=timeout))
+        return Outcome(Ended.RAN, lock.do(body, ctx=ctx, timeout=timeout), finished=True)
     except LeaseLostError as error:
         if (error.lease, error.fence) != (lock.name, fence):
             raise  # of a lease that the body held besides
-        return Outcome(Ended.LOST, error.value, error)
+        return Outcome(Ended.LOST, error.value, error, finished)
     except LeaseBusyError as error:
         if fence is not None:
             raise
