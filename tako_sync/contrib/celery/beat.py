@@ -24,9 +24,9 @@ log: Final = logging.getLogger("tako_sync")
 class LeasedMixin:
     """For a scheduler: it ticks while it holds a lease. Put it before the class of the scheduler.
 
-    Nothing is sent once the lease is lost. It is given back when the beat ends (SIGTERM, SIGINT), and
-    another one sends within a poll; of one that was killed, within a ttl and a poll. A beat that
-    is paused between its look at the lease and the sending sends late, and maybe twice.
+    Nothing is sent once the lease is lost. It is given back when the beat ends (SIGTERM, SIGINT),
+    and another one sends within a poll; of one that was killed, within a ttl and a poll. A beat
+    that is paused between its look at the lease and the sending sends late, and maybe twice.
 
     The lease is ``celery-beat``, or what ``app.conf.tako_beat_lease`` says. Beats with different
     schedules need different ones.
@@ -86,7 +86,7 @@ class LeasedMixin:
                 return False
             self._tenure = tenure
             tenure.begin()
-            self._resume(tenure.memo)
+            self._resume(tenure)
             self._tell(logging.INFO, f"beat sends, under fence {tenure.lease.fence}")
             return True
         except TakoError as error:
@@ -116,7 +116,7 @@ class LeasedMixin:
 
     # --- What was sent; for schedulers that remember it themselves, nothing to do
 
-    def _resume(self, memo: str) -> None:
+    def _resume(self, tenure: Tenure) -> None:
         """Take over from whoever has sent until now."""
 
     def _sent(self, tenure: Tenure) -> None:
@@ -130,13 +130,15 @@ class LeasedScheduler(LeasedMixin, Scheduler):
     one that ended, nothing. An entry that nobody has sent yet counts from when a beat first led.
     """
 
-    def _resume(self, memo: str) -> None:
-        for entry in self.schedule.values():
-            at = remembered(memo, entry.name)
+    def _resume(self, tenure: Tenure) -> None:
+        for name, entry in self.schedule.items():
+            at = remembered(tenure.memo, name)
             now = entry.default_now()
             entry.last_run_at = now if at is None else at.astimezone(now.tzinfo)
         self._heap = None  # made anew from these times
+        # A weekly entry is to come although beats are replaced daily: its beginning counts on.
+        self._sent(tenure)
 
     def _sent(self, tenure: Tenure) -> None:
-        times = {entry.name: entry.last_run_at for entry in self.schedule.values()}
-        tenure.remember(encode(times))
+        times = {name: entry.last_run_at for name, entry in self.schedule.items()}
+        tenure.remember(encode({name: at for name, at in times.items() if at is not None}))

@@ -33,7 +33,7 @@ def tell(**_kwargs: Any) -> None:
 
 @contextmanager
 def cancelled_by_shutdown() -> Iterator[Ctx]:
-    """Yield a ctx that is cancelled with a ``ShutdownError`` when the worker begins to shut down."""
+    """Yield a ctx that is cancelled with a ``ShutdownError`` once the worker shuts down."""
     ctx, over = Ctx.background(_CLOCK), Flag()
 
     def watch() -> None:

@@ -6,9 +6,9 @@ import functools
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from typing import Final, Literal, ParamSpec, TypeVar
+from typing import Any, Final, Literal, ParamSpec, TypeVar
 
-from celery import current_task
+from celery import Task, current_app
 
 from tako_sync import checks
 from tako_sync.contrib.attempt import Ended, attempt
@@ -51,8 +51,9 @@ def leased(
     Not from when it is sent: any number may wait in the queue. Inside, ``tako_sync.current_ctx()``
     finds the ctx; send its ``fence`` along with each write, and look at it in long tasks.
 
-    A worker that is killed frees the lease after the ttl (30 s). With ``acks_late`` its message comes
-    again before that: one that was redelivered waits for a ttl longer before it counts as busy.
+    A worker that is killed frees the lease after the ttl (30 s). With ``acks_late`` its message
+    comes again before that: one that the broker says to be redelivered (RabbitMQ and Redis do)
+    waits for a ttl longer before it counts as busy.
 
     Args:
         name: of the lease.
@@ -105,11 +106,11 @@ def leased(
             if outcome.ended is Ended.BUSY and busy == "skip":
                 log.info("task %s is skipped: %s", _named(), outcome.error)
                 return None  # type: ignore[return-value]
-            if outcome.ended is Ended.BUSY and busy == "retry" and current_task:
+            running = _running()
+            if outcome.ended is Ended.BUSY and busy == "retry" and running is not None:
                 log.info("task %s comes again in %g s: %s", _named(), countdown, outcome.error)
-                raise current_task.retry(
-                    exc=outcome.error, countdown=countdown, max_retries=_most(max_retries)
-                )
+                most = running.max_retries if max_retries is None else max_retries
+                raise running.retry(exc=outcome.error, countdown=countdown, max_retries=most)
             raise outcome.error
 
         return task
@@ -117,14 +118,15 @@ def leased(
     return decorate
 
 
-def _most(max_retries: int | None) -> int | None:
-    return current_task.max_retries if max_retries is None else max_retries
+def _running() -> Task[Any, Any] | None:
+    """Return the task that this thread is at, if the function was not called without one."""
+    return current_app.current_task
 
 
 def _redelivered() -> bool:
-    request = current_task.request if current_task else None
-    delivery = getattr(request, "delivery_info", None) or {}
-    return bool(delivery.get("redelivered"))
+    running = _running()
+    delivery = None if running is None else running.request.delivery_info
+    return bool((delivery or {}).get("redelivered"))
 
 
 def _a_ttl() -> float:
@@ -133,4 +135,5 @@ def _a_ttl() -> float:
 
 
 def _named() -> str:
-    return f"{current_task.name}[{current_task.request.id}]" if current_task else "called by hand"
+    running = _running()
+    return "called by hand" if running is None else f"{running.name}[{running.request.id}]"
