@@ -16,11 +16,11 @@ SCHEME: Final = "folder"
 
 
 class Channel(filesystem.Channel):  # type: ignore[misc]  # kombu says nothing of its types
-    def _put(self, queue: str, payload: dict[str, Any], **kwargs: Any) -> None:
+    def _put(self, queue: str, message: Any, **_kwargs: Any) -> None:  # type: ignore[override]
         name = f"{round(monotonic() * 1000):015d}_{uuid.uuid4()}.{queue}.msg"
         folder = Path(self.data_folder_out)
         new = folder / f"{name}.new"
-        new.write_text(dumps(payload))
+        new.write_text(dumps(message))
         os.replace(new, folder / name)
 
 

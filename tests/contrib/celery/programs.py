@@ -91,8 +91,9 @@ class Shop:
         self.runtime = Runtime(self.leases, app="shop", env="test", policy=policy)
         self.relock = Lock("reindex").bound_to(self.runtime)
 
-    def worker(self, pool: str, count: int = 4, **environ: str) -> Program:
-        arguments = ["-P", pool, "-c", str(count), "-l", "INFO"]
+    def worker(self, pool: str, count: int = 4, *more: str, **environ: str) -> Program:
+        arguments = [*more]
+        arguments += ["-P", pool, "-c", str(count), "-l", "INFO"]
         arguments += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
         return Program(self.folder, "worker", *arguments, **environ)
 
