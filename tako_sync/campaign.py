@@ -20,6 +20,7 @@ from tako_sync.errors import (
     CampaignTimeoutError,
     CtxCancelledError,
     RecordUnreadableError,
+    TakoError,
     VersionConflictError,
 )
 from tako_sync.events import Recovered, Unreachable, UnreadableTakenOver, Waiting
@@ -330,9 +331,10 @@ class Campaign:
             self._withdrawn = True
         for stray in self._strays:
             self._give_back(stray.record, stray.version)
-        if error is not None and not isinstance(error, Exception) and self._claim.in_doubt:
-            # Ctrl-C may have struck between the storage's answer and its reader. For a moment
-            # only, as the process may be about to end.
+        if error is not None and not isinstance(error, TakoError) and self._claim.in_doubt:
+            # What a signal handler raises (Ctrl-C, Celery's soft time limit) may have struck
+            # between the storage's answer and its reader. For a moment only, as the process may
+            # be about to end.
             try:
                 sighting = look(self._runtime, self._identity, within=self._policy.ttl / 60)
                 finding = self._claim.saw(sighting)

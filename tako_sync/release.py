@@ -6,7 +6,7 @@ record of this very hold.
 
 from __future__ import annotations
 
-from tako_sync.errors import BackendUnavailableError, VersionConflictError
+from tako_sync.errors import BackendUnavailableError, TakoError, VersionConflictError
 from tako_sync.events import Released, ReleaseUnconfirmed
 from tako_sync.flag import Flag
 from tako_sync.lease import Lease
@@ -14,7 +14,7 @@ from tako_sync.look import look
 from tako_sync.record import Identity
 from tako_sync.retry import Backoff, Pause, until_settled
 from tako_sync.rules import Free
-from tako_sync.runtime import Runtime, nonce
+from tako_sync.runtime import Runtime, log, nonce
 from tako_sync.tenancy import Ending, Tenancy
 
 
@@ -48,6 +48,7 @@ class Release:
         self._outcome = ""
         self._error: Exception | None = None
         self._backoff = Backoff(self._clock, self._policy.ttl / 300, self._policy.poll)
+        self._struck: Exception | None = None
         self._settled = False
         self._goes_on = False
         self._owed = 0.0  # seconds of the pause that did not fit into the caller's time
@@ -106,7 +107,12 @@ class Release:
         except BackendUnavailableError as error:
             self._error = error
             return self._backoff.failed(error.retry_after)
-        except Exception as error:  # noqa: BLE001 - denied, or a fault of the backend
+        except Exception as error:  # noqa: BLE001 - denied, a fault of the backend, or a signal's
+            if not isinstance(error, TakoError) and self._struck is None:
+                # Perhaps what a signal handler raised, such as Celery's soft time limit. The body
+                # has ended: its outcome counts, and the lease is to be free.
+                self._struck = error
+                return Pause(0.0)
             self._unconfirmed(error)  # trying again cannot help
             return None
 
@@ -139,6 +145,8 @@ class Release:
 
     def _confirmed(self, free: Free) -> Free:
         self._settled = True
+        if self._struck is not None:
+            log.warning("lease %s: released, in spite of %r", self._lease.name, self._struck)
         held = self._clock.monotonic() - self._began
         self._runtime.tell(Released(self._lease.name, self._lease.fence, held))
         return free

@@ -1,4 +1,4 @@
-"""Ctrl-C at every single point of a hold, one point a run: nothing stays held behind it.
+"""Ctrl-C or a soft limit at every single point of a hold, one a run: nothing stays held behind it.
 
 What a signal handler raises comes out where the interpreter looks for signals: as it enters a
 function, and after a call of one written in C. A profile function is called at just these points;
@@ -31,11 +31,16 @@ class Struck(BaseException):
     """What Ctrl-C raises, told apart from a real one."""
 
 
-class Strike:
-    """Raises :class:`Struck` once, at the ``at``-th such point of the product in this thread."""
+class SoftStruck(Exception):
+    """What other handlers raise, such as that of Celery's soft time limit."""
 
-    def __init__(self, at: int) -> None:
+
+class Strike:
+    """Raises ``kind`` once, at the ``at``-th such point of the product in this thread."""
+
+    def __init__(self, at: int, kind: type[BaseException] = Struck) -> None:
         self._left = at
+        self._kind = kind
         self.where = ""
 
     def __enter__(self) -> Strike:
@@ -51,14 +56,14 @@ class Strike:
             self._left -= 1
             if self._left == -1:
                 self.where = f"{Path(code.co_filename).stem}.{code.co_name}:{frame.f_lineno}"
-                raise Struck
+                raise self._kind
 
 
 def struck_by(strike: Strike, act: Callable[[], object]) -> None:
     with strike:
         try:
             act()
-        except Struck:
+        except (Struck, SoftStruck):
             pass
 
 
@@ -107,8 +112,11 @@ def until_all_threads_have_ended() -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("backend", [MemoryLease, ThreadedMemory])
 @pytest.mark.parametrize("way", WAYS)
-def test_ctrl_c_at_any_point_leaves_the_lease_free_for_everyone(
-    way: Callable[[Lock, Callable[[Ctx], int]], int], backend: type[MemoryLease]
+@pytest.mark.parametrize("kind", [Struck, SoftStruck])
+def test_ctrl_c_or_a_soft_limit_at_any_point_leaves_the_lease_free_for_everyone(
+    kind: type[BaseException],
+    way: Callable[[Lock, Callable[[Ctx], int]], int],
+    backend: type[MemoryLease],
 ) -> None:
     ours = runtime(store := backend())
     lock = Lock("reindex").bound_to(ours)
@@ -117,7 +125,7 @@ def test_ctrl_c_at_any_point_leaves_the_lease_free_for_everyone(
     stuck: list[str] = []
     struck = 0
     while True:
-        strike = Strike(struck)
+        strike = Strike(struck, kind)
         # In a context of its own: where the strike kept the body from being left, that body's
         # ctx stays the current one of the code that was struck.
         contextvars.copy_context().run(struck_by, strike, lambda: way(lock, lambda ctx: ctx.fence))

@@ -59,6 +59,8 @@ def test_memory_is_healthy_and_excludes_one_process() -> None:
 
 
 def test_memory_under_several_workers_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for server in ("gunicorn", "uwsgi", "celery"):  # other tests may have loaded them
+        monkeypatch.delitem(sys.modules, server, raising=False)
     monkeypatch.setenv("WEB_CONCURRENCY", "1")
     assert "workers" not in told(tako_sync.doctor("memory:"), "reach")
     monkeypatch.setenv("WEB_CONCURRENCY", "4")

@@ -56,3 +56,4 @@ TAKO: dict[str, Any] = {
     "POLICY": LeasePolicy(ttl=float(os.environ.get("SHOP_TTL", "30")), poll=0.1, restart=0.2),
 }
 LOGGING_CONFIG = None
+TIME_ZONE = "UTC"  # Django puts it into the environment, for all tests of this process
