@@ -79,7 +79,7 @@ class _Storage:
 
     def read(self, by: LeaseBackend | None = None, key: str = "") -> Snapshot:
         client = by or self.first
-        return _patiently(lambda: client.read(key or self.key, timeout=self.timeout))
+        return _patiently(lambda: client.read(key or self.key, timeout=self.timeout), broken=2)
 
     def write(
         self,
@@ -742,13 +742,19 @@ class BackendConformance:
 # --- Helpers ---------------------------------------------------------------------------
 
 
-def _patiently(call: Callable[[], T]) -> T:
-    """Call, and again where the storage asks for patience: some allow a write a second."""
+def _patiently(call: Callable[[], T], broken: int = 0) -> T:
+    """Call, and again where the storage asks for patience: some allow a write a second.
+
+    Args:
+        broken: how often to call again without being asked: any connection may break, and a
+            read that is sent twice does no harm.
+    """
     for _ in range(10):
         try:
             return call()
         except BackendUnavailableError as error:
-            if not error.retry_after:
+            broken -= 1
+            if not error.retry_after and broken < 0:
                 raise
             _CLOCK.wait(Flag(), error.retry_after)
     return call()
