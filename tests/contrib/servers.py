@@ -6,12 +6,7 @@ Import it as ``from contrib.servers import Server`` (the folder above is on the 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import socket
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 import urllib.error
@@ -20,14 +15,11 @@ import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final
+from typing import Any
 
 from attrs import frozen
 
-PATIENCE: Final = 40.0
-"""Real seconds after which an answer that has not come will not come."""
-_TESTS: Final = Path(__file__).parents[1]
+from contrib.program import PATIENCE, Program
 
 
 @frozen
@@ -61,7 +53,7 @@ def ask(url: str, method: str = "GET", **fields: object) -> Answer:
             return Answer(error.code, dict(error.headers), error.read().decode())
 
 
-class Server:
+class Server(Program):
     """A server's process, and its children, for a ``with`` block.
 
     Args:
@@ -82,15 +74,8 @@ class Server:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._alive = alive
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the block
-        paths = [str(_TESTS), str(_TESTS.parent / "docs" / "examples"), *sys.path]
-        self.process = subprocess.Popen(
-            [part.replace("{port}", str(self.port)) for part in command],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environ},
-            cwd=folder,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+        super().__init__(
+            [part.replace("{port}", str(self.port)) for part in command], environ, folder
         )
 
     def get(self, path: str) -> Answer:
@@ -110,17 +95,6 @@ class Server:
         with ThreadPoolExecutor(times) as pool:
             return list(pool.map(go, range(times)))
 
-    def send(self, number: int) -> None:
-        self.process.send_signal(number)
-
-    def ends(self) -> int:
-        return self.process.wait(PATIENCE)
-
-    @property
-    def log(self) -> str:
-        self._log.seek(0)
-        return self._log.read().decode(errors="replace")
-
     def __enter__(self) -> Server:
         until = time.monotonic() + PATIENCE
         while True:
@@ -130,25 +104,7 @@ class Server:
             except OSError:
                 pass
             if self.process.poll() is not None or time.monotonic() > until:
-                log = self.log
-                self._clean_up()
-                raise AssertionError(f"the server does not answer; it said:\n{log}")
+                error = AssertionError(f"the server does not answer; it said:\n{self.log}")
+                self.__exit__(None, None, None)
+                raise error
             time.sleep(0.05)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is not None:
-            sys.stderr.write(self.log)  # pytest shows it beside the failure
-        self._clean_up()
-
-    def _clean_up(self) -> None:
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self.process.wait(PATIENCE)
-        self._log.close()

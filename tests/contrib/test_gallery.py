@@ -12,7 +12,8 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
-from contrib.servers import PATIENCE, Server
+from contrib.program import PATIENCE
+from contrib.servers import Server
 from tako_sync.backends.sqlite import SqliteLease
 from tako_sync.runtime import Runtime
 from tako_sync.testing import occupy

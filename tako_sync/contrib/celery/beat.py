@@ -13,12 +13,10 @@ from celery.beat import ScheduleEntry, Scheduler
 from tako_sync.contrib.celery.sent import encode, remembered
 from tako_sync.errors import BackendDeniedError, TakoError
 from tako_sync.lock import Lock
-from tako_sync.runtime import current
+from tako_sync.runtime import current, log
 from tako_sync.tenure import Tenure
 
 DEFAULT_LEASE: Final = "celery-beat"
-
-log: Final = logging.getLogger("tako_sync")
 
 
 class LeasedMixin:
@@ -98,10 +96,11 @@ class LeasedMixin:
                 tenure.close()
 
     def _step_down(self, why: str) -> None:
-        tenure, self._tenure = self._tenure, None
+        tenure = self._tenure
         if tenure is not None:
             with tenure:
                 tenure.conclude("returned")
+            self._tenure = None  # not before: a signal may strike, and close() comes once more
             self._tell(logging.INFO, f"beat stands by: {why}")
 
     def _poll(self) -> float:

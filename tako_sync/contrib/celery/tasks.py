@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any, Final, Literal, ParamSpec, TypeVar
@@ -16,7 +15,7 @@ from tako_sync.contrib.celery.keys import Keys
 from tako_sync.contrib.celery.shutdown import cancelled_by_shutdown
 from tako_sync.errors import ConfigurationError
 from tako_sync.policy import seconds
-from tako_sync.runtime import current
+from tako_sync.runtime import current, log
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,8 +29,6 @@ _CHOICES: Final = {
     "on_loss": ("raise", "report"),
     "on_shutdown": ("finish", "cancel"),
 }
-
-log: Final = logging.getLogger("tako_sync")
 
 
 def leased(

@@ -9,8 +9,16 @@ from pathlib import Path
 import pytest
 import redis
 
-from contrib.celery.programs import PATIENCE, Shop
+import tako_sync
+from contrib.celery.programs import Shop
+from contrib.program import PATIENCE
 from contrib.servers import free_port
+
+
+@pytest.fixture
+def in_memory() -> None:
+    """Keep the leases of tasks and schedulers in this process."""
+    tako_sync.configure(app="shop", env="test", backend="memory:")
 
 
 @pytest.fixture

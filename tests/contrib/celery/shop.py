@@ -10,10 +10,10 @@ from billiard.exceptions import SoftTimeLimitExceeded
 
 import tako_sync
 from contrib.celery.broker import application
+from contrib.celery.programs import TTL
 from contrib.journal import Journal
 from tako_sync.contrib.celery import leased
 
-TTL = 3.0
 folder = Path(os.environ["SHOP_FOLDER"])
 app = application("shop", folder)
 journal = Journal(folder / "journal")

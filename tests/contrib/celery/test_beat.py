@@ -7,15 +7,17 @@ import signal
 import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import Celery
+from celery.beat import PersistentScheduler
 
 import tako_sync
-from contrib.celery.programs import PATIENCE, Program, Shop
-from tako_sync.backends.memory import MemoryLease
-from tako_sync.contrib.celery.beat import DEFAULT_LEASE, LeasedScheduler
+from contrib.celery.programs import Part, Shop
+from contrib.program import PATIENCE
+from tako_sync.contrib.celery.beat import DEFAULT_LEASE, LeasedMixin, LeasedScheduler
 from tako_sync.contrib.celery.sent import MOST, decode, encode, remembered
 from tako_sync.lock import Lock
 from tako_sync.record import MAX_MEMO
@@ -68,16 +70,6 @@ class Sent(LeasedScheduler):
     producer: Any = None  # none is asked for
 
 
-@pytest.fixture
-def leases() -> MemoryLease:
-    return MemoryLease()
-
-
-@pytest.fixture(autouse=True)
-def bound(leases: MemoryLease) -> None:
-    tako_sync.configure(app="shop", env="test", backend=leases)
-
-
 def scheduler(schedule: dict[str, float]) -> Sent:
     app = Celery("shop", broker="memory://", set_as_current=False)
     app.conf.beat_schedule = {
@@ -95,7 +87,7 @@ def sends(beat: Sent) -> list[str]:
 
 
 @pytest.fixture
-def beats() -> Iterator[list[Sent]]:
+def beats(in_memory: None) -> Iterator[list[Sent]]:
     beats: list[Sent] = []
     yield beats
     for beat in beats:
@@ -138,7 +130,7 @@ def test_an_entry_that_nobody_has_sent_counts_on_when_beats_are_replaced(
     assert abs(again - since) < timedelta(milliseconds=1)
 
 
-def test_one_that_has_lost_its_lease_sends_nothing(beats: list[Sent], leases: MemoryLease) -> None:
+def test_one_that_has_lost_its_lease_sends_nothing(beats: list[Sent]) -> None:
     beat = scheduler({"hourly": 3600})
     beats.append(beat)
     sends(beat)
@@ -174,6 +166,56 @@ def test_beats_with_different_leases_do_not_meet(beats: list[Sent]) -> None:
     assert first._tenure is not None and second._tenure is not None
 
 
+def test_a_scheduler_of_others_sends_while_it_leads(in_memory: None, tmp_path: Path) -> None:
+    class Both(LeasedMixin, PersistentScheduler):
+        names: list[str]
+        producer: Any = None
+
+        def apply_async(self, entry: Any, *args: Any, **kwargs: Any) -> None:
+            self.names.append(entry.name)
+
+    pair = []
+    for number in range(2):
+        app = Celery("shop", broker="memory://", set_as_current=False)
+        app.conf.beat_schedule = {"hourly": {"task": "hourly", "schedule": 3600}}
+        both = Both(app=app, schedule_filename=str(tmp_path / f"beat-{number}"))
+        both.names = []
+        both.schedule["hourly"].last_run_at = both.schedule["hourly"].default_now() - timedelta(1)
+        pair.append(both)
+    try:
+        for _ in range(3):
+            for both in pair:
+                both.tick()
+        assert [both.names for both in pair] == [["hourly"], []]
+        pair[0].close()
+        pair[1].tick()
+        assert pair[1].names == ["hourly"], "which knows from its own file alone"
+    finally:
+        for both in pair:
+            both.close()
+
+
+def test_a_strike_while_it_steps_down_leaves_that_to_the_next_close(
+    beats: list[Sent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beat = scheduler({"hourly": 3600})
+    beats.append(beat)
+    sends(beat)
+    tenure = beat._tenure
+    assert tenure is not None
+
+    def struck() -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(tenure), "__enter__", lambda _: struck())
+        with pytest.raises(SystemExit):
+            beat.close()
+    assert Lock(DEFAULT_LEASE).holder() is not None
+    beat.close()
+    assert Lock(DEFAULT_LEASE).holder() is None
+
+
 # --- Beats as processes
 
 
@@ -197,7 +239,7 @@ def _one_each(ticks: list[float]) -> None:
     assert len(ticks) <= span / 0.5 + 2
 
 
-def _two(shop: Shop, first: Program, second: Program) -> tuple[Program, Program]:
+def _two(shop: Shop, first: Part, second: Part) -> tuple[Part, Part]:
     """Wait until one leads and the other stands by; return them in this order."""
     until = time.monotonic() + PATIENCE
     while time.monotonic() < until:

@@ -10,7 +10,6 @@ from celery import Celery
 
 import tako_sync
 from kit import World
-from tako_sync.backends.memory import MemoryLease
 from tako_sync.contrib.celery import leased
 from tako_sync.contrib.celery.keys import Keys
 from tako_sync.errors import (
@@ -26,20 +25,12 @@ from tako_sync.runtime import rebound
 from tako_sync.testing import occupy
 from tako_sync.testing.faults import fail
 
+pytestmark = pytest.mark.usefixtures("in_memory")
+
 
 class Tenant(enum.Enum):
     ACME = "acme"
     ZENITH = "zenith"
-
-
-@pytest.fixture
-def leases() -> MemoryLease:
-    return MemoryLease()
-
-
-@pytest.fixture(autouse=True)
-def bound(leases: MemoryLease) -> None:
-    tako_sync.configure(app="shop", env="test", backend=leases)
 
 
 @pytest.fixture

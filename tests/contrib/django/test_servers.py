@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from contrib.journal import Journal
-from contrib.servers import PATIENCE, Server
+from contrib.program import PATIENCE
+from contrib.servers import Server
 from tako_sync.backends.sqlite import SqliteLease
 from tako_sync.lock import Lock
 from tako_sync.record import Record, State, read
