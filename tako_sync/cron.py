@@ -7,12 +7,12 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final, NoReturn
 
 from attrs import frozen
 
-from tako_sync import breaking, checks
+from tako_sync import breaking, checks, fork
 from tako_sync.ctx import Ctx
 from tako_sync.declared import Declaration
 from tako_sync.errors import (
@@ -21,14 +21,14 @@ from tako_sync.errors import (
     TakoError,
     UsageError,
 )
-from tako_sync.events import CronCutShort, CronMissed, CronRan, CronRefused
+from tako_sync.events import CronAhead, CronCutShort, CronMissed, CronRan, CronRefused
 from tako_sync.look import look
 from tako_sync.policy import seconds
 from tako_sync.record import Content, Holder
-from tako_sync.runner import Runner, loops
+from tako_sync.runner import Background, Runner, loops
 from tako_sync.runtime import Runtime, current
-from tako_sync.schedule import Schedule
-from tako_sync.slots import DONE, FAILED, CutShort, NotWanted, Run, decode, last_run, plan
+from tako_sync.schedule import Schedule, zone
+from tako_sync.slots import DONE, FAILED, CutShort, Later, NotWanted, Run, decode, last_run, plan
 from tako_sync.tenure import Tenure
 
 PREFIX: Final = "cron-"
@@ -41,6 +41,9 @@ _EARLY: Final = 5.0
 _NAP: Final = 30.0
 """Seconds between two looks at the time of day, which may be set meanwhile."""
 _TOLD: Final = 100
+_INSTANT: Final = timedelta(microseconds=1)
+_APART: Final = 60.0
+"""Seconds. So far ahead of this clock, a slot that was begun is told of: some clock is wrong."""
 
 Body = Callable[[Ctx], object]
 
@@ -73,6 +76,7 @@ class CronConfig:
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.singleflight, bool):
             raise ConfigurationError(f"singleflight is True or False, not {self.singleflight!r}")
+        zone(self.tz)
         if self.catch_up is not None:
             seconds("catch_up", self.catch_up, or_zero=True)
         if self.on_crash not in ("rerun", "skip"):
@@ -106,7 +110,7 @@ class Cron:
         self.schedule = Schedule(schedule, self.config.tz)
         self._declared = Declaration("Cron", self, depth=2)
         self._home: Runtime | None = None
-        self._runner: Runner | None = None
+        self._background = Background()
         functools.update_wrapper(self, fn, updated=())
 
     @property
@@ -167,17 +171,17 @@ class Cron:
             leave()
 
     def start(self) -> Runner:
-        """Run it in a thread of its own, once per process; return what stops it."""
-        if self._runner is None or not self._runner.running:
-            runtime = self._runtime  # that of who starts it, wherever the thread is
-            self._runner = Runner(
-                f"cron {self.name}", runtime.clock, functools.partial(self._run, runtime)
-            )
-        return self._runner
+        """Run it in a thread of its own, once per process; return what stops it.
+
+        Where :meth:`stop` has been called and the body goes on, the new thread waits for its end.
+        """
+        runtime = self._runtime  # that of who starts it, wherever the thread is
+        loop = functools.partial(self._run, runtime)
+        return self._background.start(f"cron {self.name}", runtime.clock, loop)
 
     def stop(self, timeout: float | None = None) -> bool:
         """Stop what :meth:`start` has started, as :meth:`tako_sync.Runner.stop`; True if it has."""
-        return self._runner is None or self._runner.stop(timeout)
+        return self._background.stop(timeout)
 
     def __call__(self, *args: object, **kwargs: object) -> NoReturn:
         raise UsageError(
@@ -193,6 +197,28 @@ class Cron:
         within = runtime.policy.request_timeout
         return last_run(look(runtime, runtime.identity(self.lease), within=within).content)
 
+    def forget(self, run: Run) -> None:
+        """Have the record forget that ``run`` was the last, as :meth:`last` has shown it.
+
+        For a slot that was begun by a clock that was ahead: until its time, no other is run. Set
+        that clock right first. Then the next slot is run by those who wait for it.
+
+        Raises:
+            LeaseBusyError: a slot is being run now.
+            UsageError: the record tells of another run by now.
+            BackendError: the storage did not answer, or refused.
+        """
+
+        def planned(content: Content) -> str:
+            if last_run(content) != run:
+                raise UsageError(f"cron {self.name}: the last run is not {run!r} any more")
+            return ""
+
+        runtime = self._runtime
+        with Tenure(runtime, runtime.identity(self.lease), None, plan=planned) as tenure:
+            tenure.campaign(0.0)
+            tenure.run(lambda ctx: None)
+
     def holder(self) -> Holder | None:
         """Return who runs a slot now, with single flight, as :meth:`tako_sync.Lock.holder`."""
         runtime = self._runtime
@@ -202,7 +228,7 @@ class Cron:
         """Return the same Cron under ``runtime``, whatever ``configure`` says."""
         bound = object.__new__(type(self))
         bound.__dict__.update(self.__dict__)
-        bound._home, bound._runner = runtime, None
+        bound._home, bound._background = runtime, Background()
         return bound
 
     @property
@@ -222,6 +248,8 @@ class _Slots:
         self._identity = runtime.identity(cron.lease)
         self._root = root
         self._refused = ""
+        self._ahead: datetime | None = None
+        self._generation = fork.generation()
 
     def go_on(self) -> None:
         last = self._clock.wall()
@@ -230,8 +258,15 @@ class _Slots:
             if slot is not None and self._in_time(slot):
                 self._run(slot, waited_for=False)
         while not self._root.cancelled:
+            if self._generation != fork.generation():
+                log.warning(
+                    "cron %s: a child that was forked in a run has returned from there: the loop "
+                    "is its parent's, and ends here",
+                    self._cron.name,
+                )
+                return
             due = self._schedule.after(last)
-            if not self._sleep_until(due):
+            if not self._sleep_until(due, last):
                 return
             # Strictly later than the last one, whatever was done to the clock.
             last = max(due, self._schedule.latest(self._clock.wall()) or due)
@@ -258,16 +293,21 @@ class _Slots:
         now = self._clock.wall()
         coming = self._schedule.after(now)
         if (coming - now).total_seconds() <= _EARLY:
-            return coming if self._sleep_until(coming) else None
+            return coming if self._sleep_until(coming, now) else None
         slot = self._schedule.latest(now)
         if slot is not None and not self._in_time(slot):
             self._missed((slot,), "it was started too late for it")
             return None
         return slot
 
-    def _sleep_until(self, due: datetime) -> bool:
-        """Wait for a time of day; return whether it has come, rather than the end."""
+    def _sleep_until(self, due: datetime, last: datetime) -> bool:
+        """Wait for a time of day; return whether it has come, rather than the end.
+
+        Args:
+            last: what was reached before; the clock may be set back behind that.
+        """
         while (left := (due - self._clock.wall()).total_seconds()) > 0:
+            self._tell_ahead(last)
             if self._root.wait(min(left, _NAP)):
                 return False
         return not self._root.cancelled
@@ -286,12 +326,22 @@ class _Slots:
         return window - self._late(slot)
 
     def _tell_missed(self, first: datetime, last: datetime) -> None:
-        missed = self._schedule.between(first, last, _TOLD)
+        missed = self._schedule.between(first, last, _TOLD + 1)
         if missed:
-            self._missed(tuple(missed), "it slept, or was busy with an earlier one")
+            more = len(missed) > _TOLD
+            until = self._schedule.latest(last - _INSTANT) if more else None
+            why = "it slept, or was busy with an earlier one"
+            self._missed(tuple(missed[:_TOLD]), why, until)
 
-    def _missed(self, slots: tuple[datetime, ...], why: str) -> None:
-        self._runtime.tell(CronMissed(self._identity.name, self._cron.name, slots, why))
+    def _missed(self, slots: tuple[datetime, ...], why: str, until: datetime | None = None) -> None:
+        self._runtime.tell(CronMissed(self._identity.name, self._cron.name, slots, why, until))
+
+    def _tell_ahead(self, begun: datetime, by: str = "") -> None:
+        ahead = -self._late(begun)
+        if ahead > _APART and begun != self._ahead:
+            self._ahead = begun
+            name = self._cron.name
+            self._runtime.tell(CronAhead(self._identity.name, name, begun, ahead, by))
 
     # --- One slot
 
@@ -365,6 +415,8 @@ class _Slots:
         name, lease = self._cron.name, self._identity.name
         if isinstance(error, CutShort):
             self._runtime.tell(CronCutShort(lease, name, slot, error.run.tries))
+        elif isinstance(error, Later):
+            self._tell_ahead(error.run.slot, error.run.by)
         elif isinstance(error, NotWanted) or self._root.cancelled:
             pass
         elif isinstance(error, CampaignTimeoutError):

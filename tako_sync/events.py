@@ -313,16 +313,49 @@ class CronMissed(Event):
         cron: its name.
         slots: when they were due; the first hundred.
         why: what this process did instead.
+        until: when the last of them was due, if there are more than a hundred.
     """
 
     level: ClassVar[int] = logging.WARNING
     cron: str
     slots: tuple[datetime, ...]
     why: str
+    until: datetime | None = None
 
     @property
     def message(self) -> str:
-        return f"cron {self.cron} missed {', '.join(map(stamp, self.slots))}: {self.why}"
+        more = "" if self.until is None else f", and all up to {stamp(self.until)}"
+        return f"cron {self.cron} missed {', '.join(map(stamp, self.slots))}{more}: {self.why}"
+
+
+@frozen
+class CronAhead(Event):
+    """A Cron is run no more until a time that is more than a minute ahead of this process's clock.
+
+    A slot of that time was begun: by a process whose clock is ahead, or was. Slots only go forward,
+    so those up to then are not run. Told once for each such slot.
+
+    Attributes:
+        cron: its name.
+        slot: that slot.
+        ahead: seconds by which it is ahead.
+        by: who began it, if the record tells.
+    """
+
+    level: ClassVar[int] = logging.ERROR
+    cron: str
+    slot: datetime
+    ahead: float
+    by: str = ""
+
+    @property
+    def message(self) -> str:
+        begun = f"was begun{f' by {printable(self.by)}' if self.by else ''}"
+        return (
+            f"cron {self.cron}: the slot of {stamp(self.slot)} {begun}, {self.ahead:.0f} s ahead "
+            "of this clock; nothing is run before that. If a clock was wrong: set it right, and "
+            "see Cron.forget"
+        )
 
 
 @frozen

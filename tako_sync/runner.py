@@ -30,15 +30,24 @@ class Runner:
         name: of the loop, for people.
         clock: whose threads and time.
         loop: runs until its ctx is cancelled.
+        before: one that was asked to stop, and whose end is waited for.
     """
 
-    def __init__(self, name: str, clock: Clock, loop: Callable[[Ctx], object]) -> None:
+    def __init__(
+        self,
+        name: str,
+        clock: Clock,
+        loop: Callable[[Ctx], object],
+        before: Runner | None = None,
+    ) -> None:
         self.name = name
         self.ctx = Ctx.background(clock)
         self.error: BaseException | None = None
         """What ended the loop, if anything but a stop did."""
         self._clock = clock
         self._loop = loop
+        self._before = before
+        self._thread: threading.Thread | None = None
         self._ended = Flag()
         self._generation = fork.generation()
         fork.reset_in_child(self)
@@ -52,7 +61,8 @@ class Runner:
     def stop(self, timeout: float | None = None) -> bool:
         """Ask the loop to stop and wait until it has; return whether it has.
 
-        A body that goes on keeps its lease, renewed, for as long as it does.
+        A body that goes on keeps its lease, renewed, for as long as it does. Called by the body
+        itself, it does not wait.
 
         Args:
             timeout: seconds to wait; None for as long as it takes; 0 not at all.
@@ -64,7 +74,9 @@ class Runner:
         return self.wait(allowed)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the loop has ended; return whether it has."""
+        """Wait until the loop has ended; return whether it has. The loop itself does not wait."""
+        if self._thread is threading.current_thread():
+            return False
         return not self.running or self._clock.wait(self._ended, timeout)
 
     def after_fork_in_child(self) -> None:
@@ -76,8 +88,13 @@ class Runner:
             )
 
     def _run(self) -> None:
+        self._thread = threading.current_thread()
         try:
-            self._loop(self.ctx)
+            if self._before is not None:
+                self._before.wait()
+                self._before = None
+            if not self.ctx.cancelled:
+                self._loop(self.ctx)
         except BaseException as error:
             self.error = error
             log.critical("%s has ended, and will not run again", self.name, exc_info=error)
@@ -86,6 +103,34 @@ class Runner:
 
     def __repr__(self) -> str:
         return f"<Runner {self.name} {'running' if self.running else 'ended'}>"
+
+
+class Background:
+    """The thread of one loop in this process: what its ``start()`` and ``stop()`` share."""
+
+    def __init__(self) -> None:
+        self._runner: Runner | None = None
+        # A signal handler may stop what the thread that it strikes is about to start.
+        self._lock = threading.RLock()
+        fork.reset_in_child(self)
+
+    def start(self, name: str, clock: Clock, loop: Callable[[Ctx], object]) -> Runner:
+        """Return the runner that goes on, or a new one; one that is to stop is followed by it."""
+        with self._lock:
+            last = self._runner
+            if last is None or not last.running or last.ctx.cancelled:
+                draining = last if last is not None and last.running else None
+                self._runner = Runner(name, clock, loop, draining)
+            assert self._runner is not None
+            return self._runner
+
+    def stop(self, timeout: float | None) -> bool:
+        """As :meth:`Runner.stop`; True if nothing was started."""
+        runner = self._runner
+        return runner is None or runner.stop(timeout)
+
+    def after_fork_in_child(self) -> None:
+        self._lock = threading.RLock()
 
 
 class Loops:

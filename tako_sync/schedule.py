@@ -43,28 +43,20 @@ class Schedule:
                 f"schedule {expression!r} is no crontab expression: five fields, minute, hour, "
                 'day of month, month, day of week, such as "*/5 * * * *"'
             )
-        self.expression = expression
-        self._zone = _zone(tz)
+        self.expression = expression = " ".join(expression.split())
+        self._zone = zone(tz)
         if next(self._from(_SOME_DAY), None) is None:
             raise ConfigurationError(f"schedule {expression!r} never comes")
 
     def after(self, moment: datetime) -> datetime:
         """Return the first slot that is later than ``moment``."""
-        found = next(slot for slot in self._from(moment) if slot > moment)
-        change = self._change(moment, found)
-        if change is not None:
-            # From before a change by half an hour, cronsim steps over slots that come soon after.
-            for minutes in range(_CHANGED):
-                slot = change + timedelta(minutes=minutes)
-                if moment < slot < found and next(self._from(slot - _TICK)) == slot:
-                    return slot
-        return found
+        return next(self._slots(moment))
 
     def latest(self, moment: datetime) -> datetime | None:
         """Return the last slot that is not later than ``moment``; None if there was none lately."""
         for back in _LOOK_BACK:
             found = None
-            for slot in self._from(moment - back):
+            for slot in self._slots(moment - back):
                 if slot > moment:
                     break
                 found = slot
@@ -75,12 +67,39 @@ class Schedule:
     def between(self, first: datetime, last: datetime, most: int) -> list[datetime]:
         """Return the slots from ``first``, one itself, up to before ``last``: ``most`` of them."""
         slots: list[datetime] = []
-        for slot in self._from(first - timedelta(minutes=1)):
+        for slot in self._slots(first - timedelta(minutes=1)):
             if slot >= last or len(slots) == most:
                 break
             if slot >= first:
                 slots.append(slot)
         return slots
+
+    def _slots(self, moment: datetime) -> Iterator[datetime]:
+        """Yield all slots later than ``moment``, in order."""
+        while True:
+            for slot in self._from(moment):
+                if slot <= moment:
+                    continue
+                change = self._change(moment, slot)
+                if change is not None:
+                    moment = self._stepped_over(moment, change, slot)
+                    yield moment
+                    break  # and from there anew
+                moment = slot
+                yield slot
+            else:
+                return
+
+    def _stepped_over(self, moment: datetime, change: datetime, found: datetime) -> datetime:
+        """Return the first slot from a change of the clock on, up to what cronsim has found.
+
+        From before a change by half an hour, cronsim steps over slots that come soon after.
+        """
+        for minutes in range(_CHANGED):
+            slot = change + timedelta(minutes=minutes)
+            if moment < slot < found and next(self._from(slot - _TICK)) == slot:
+                return slot
+        return found
 
     def _change(self, first: datetime, last: datetime) -> datetime | None:
         """Return the minute in which the zone's offset changes, if it does between the two."""
@@ -104,11 +123,18 @@ class Schedule:
         return (slot.astimezone(timezone.utc) for slot in slots)
 
 
-def _zone(name: object) -> ZoneInfo | timezone:
+def zone(name: object) -> ZoneInfo | timezone:
+    """Return the zone of that name.
+
+    Raises:
+        ConfigurationError: there is none, or it is not the same on each machine.
+    """
     if name == "UTC":
         return timezone.utc  # known without a database of zones
     if not isinstance(name, str):
         raise ConfigurationError(f"tz is the name of a zone, such as 'Europe/Berlin', not {name!r}")
+    if name in ("localtime", "posixrules", "Factory") or name.startswith(("posix/", "right/")):
+        raise ConfigurationError(f"tz {name!r} differs by machine: name the zone itself")
     try:
         return ZoneInfo(name)
     except (ValueError, OSError, KeyError):  # ZoneInfoNotFoundError is a KeyError

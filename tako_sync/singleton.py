@@ -11,7 +11,7 @@ from typing import Final, NoReturn
 
 from attrs import frozen
 
-from tako_sync import breaking, checks
+from tako_sync import breaking, checks, fork
 from tako_sync.ctx import Ctx
 from tako_sync.declared import Declaration
 from tako_sync.errors import (
@@ -25,7 +25,7 @@ from tako_sync.events import SingletonRefused, SingletonReturned
 from tako_sync.footprint import Footprint, refuse
 from tako_sync.policy import seconds
 from tako_sync.record import Holder, Identity
-from tako_sync.runner import Runner, loops
+from tako_sync.runner import Background, Runner, loops
 from tako_sync.runtime import Runtime, current
 from tako_sync.tenure import Tenure
 from tako_sync.vigil import DOWN, Health, Vigil
@@ -106,7 +106,7 @@ class Singleton:
         self.config = config or SingletonConfig()
         self._declared = Declaration("Singleton", self, depth=2)
         self._home: Runtime | None = None
-        self._runner: Runner | None = None
+        self._background = Background()
         self._vigil: Vigil | None = None
         functools.update_wrapper(self, fn, updated=())
 
@@ -164,17 +164,17 @@ class Singleton:
             leave()
 
     def start(self) -> Runner:
-        """Run it in a thread of its own, once per process; return what stops it."""
-        if self._runner is None or not self._runner.running:
-            runtime = self._runtime  # that of who starts it, wherever the thread is
-            self._runner = Runner(
-                f"singleton {self.name}", runtime.clock, functools.partial(self._run, runtime)
-            )
-        return self._runner
+        """Run it in a thread of its own, once per process; return what stops it.
+
+        Where :meth:`stop` has been called and the body goes on, the new thread waits for its end.
+        """
+        runtime = self._runtime  # that of who starts it, wherever the thread is
+        loop = functools.partial(self._run, runtime)
+        return self._background.start(f"singleton {self.name}", runtime.clock, loop)
 
     def stop(self, timeout: float | None = None) -> bool:
         """Stop what :meth:`start` has started, as :meth:`tako_sync.Runner.stop`; True if it has."""
-        return self._runner is None or self._runner.stop(timeout)
+        return self._background.stop(timeout)
 
     def health(self) -> Health:
         """Say how it does, as this process sees it. Sends no request."""
@@ -207,7 +207,8 @@ class Singleton:
         """Return the same Singleton under ``runtime``, whatever ``configure`` says."""
         bound = object.__new__(type(self))
         bound.__dict__.update(self.__dict__)
-        bound._home, bound._runner, bound._vigil = runtime, None, None
+        bound._home, bound._vigil = runtime, None
+        bound._background = Background()
         return bound
 
     @property
@@ -236,10 +237,18 @@ class _Turns:
         self._root = root
         self._vigil = vigil
         self._refused = ""
+        self._generation = fork.generation()
 
     def go_on(self) -> None:
         while not self._root.cancelled:
             self._turn()
+            if self._generation != fork.generation():
+                log.warning(
+                    "singleton %s: a child that was forked in its body has returned from there: "
+                    "the loop is its parent's, and ends here",
+                    self._singleton.name,
+                )
+                return
             # The lease is free meanwhile: so that a process in which the loop works gets it from
             # one in which it always fails.
             self._root.wait(self._pause())
@@ -271,6 +280,8 @@ class _Turns:
             self._over(None, began)
 
     def _over(self, error: BaseException | None, began: bool) -> None:
+        if self._generation != fork.generation():
+            return
         name, lease = self._singleton.name, self._identity.name
         if error is None:
             self._vigil.ends("it has returned, and is to be restarted")

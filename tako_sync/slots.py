@@ -57,16 +57,24 @@ class NotWanted(Exception):
     """The slot need not be run: it was, or a later one was, or none is known to be missing."""
 
 
-class CutShort(NotWanted):
-    """The slot's run was cut short, and it is not to be run again.
+class Passed(NotWanted):
+    """A run that the record tells of stands against it.
 
     Attributes:
-        run: as far as it came.
+        run: that one.
     """
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self.run = run
+
+
+class Later(Passed):
+    """A later slot was begun."""
+
+
+class CutShort(Passed):
+    """The slot's run was cut short, and it is not to be run again."""
 
 
 def last_run(content: Content) -> Run | None:
@@ -110,7 +118,9 @@ def plan(content: Content, slot: datetime, *, again: bool, waited_for: bool) -> 
         if not waited_for:
             raise NotWanted
         return Run(slot, RUNNING).encode()
-    if last.slot > slot or (last.slot == slot and last.state != RUNNING):
+    if last.slot > slot:
+        raise Later(last)
+    if last.slot == slot and last.state != RUNNING:
         raise NotWanted
     if last.slot < slot:
         return Run(slot, RUNNING).encode()

@@ -74,7 +74,7 @@ def scheduler_job(cron: Cron, target: Target) -> dict[str, Any]:
     if target.service_account is None:
         raise ConfigurationError(
             f"Cron {cron.name} is started by Cloud Scheduler, as a service account that may run "
-            "the job: name it in service_account"
+            "the job: name it in service_account (--service-account)"
         )
     parent = f"projects/{target.project}/locations/{target.region}"
     name = limits.name(target.app, cron.name)

@@ -199,6 +199,8 @@ def test_a_rolling_deploy_hands_over_within_a_poll_and_loses_no_order(
     old.send(signal.SIGTERM)
     old.ends_well()
     books.order("during the deployment")
+    taken = new.expect("Acquired")
+    assert taken["how"] == "released", "it did not wait for the old one to age"
     new.expect("begin")
     end = time.monotonic() + PATIENCE
     while books.open_orders() and time.monotonic() < end:

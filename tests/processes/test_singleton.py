@@ -183,3 +183,33 @@ def test_started_before_a_fork_it_runs_in_the_parent_and_the_child_starts_its_ow
     assert {report["pid"] for report in worker.all("begin")} == {worker.pid}
     worker.clean_up()
     assert "singleton invoicer was started before this process was forked" in worker.errors
+
+
+def fork_in_the_body(post: Post, path: str, ttl: float) -> None:
+    runtime = prepared(post, path, ttl)._runtime
+
+    def body(ctx: Ctx) -> None:
+        with post.running(ctx):
+            child = os.fork()
+            if child == 0:
+                return
+            os.waitpid(child, 0)
+            post.report("child has ended")
+            ctx.wait(600)
+
+    namespace = {"__name__": "loops", "Singleton": Singleton, "body": body}
+    exec("forking = Singleton(body)", namespace)
+    parent = os.getpid()
+    namespace["forking"].bound_to(runtime).run()  # type: ignore[attr-defined]
+    if os.getpid() != parent:
+        os._exit(0)
+
+
+def test_a_child_that_is_forked_in_the_body_and_returns_does_not_campaign(
+    crew: Crew, path: str
+) -> None:
+    worker = crew.start(fork_in_the_body, path, LONG)
+    worker.expect("child has ended")
+    assert len(worker.all("begin")) == 1
+    worker.clean_up()
+    assert "singleton forking: a child that was forked in its body has returned" in worker.errors

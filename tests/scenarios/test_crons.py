@@ -19,8 +19,9 @@ from tako_sync.errors import (
     BackendUnavailableError,
     CampaignTimeoutError,
     ShutdownError,
+    UsageError,
 )
-from tako_sync.events import CronCutShort, CronMissed, CronRan, CronRefused
+from tako_sync.events import CronAhead, CronCutShort, CronMissed, CronRan, CronRefused
 from tako_sync.flag import Flag
 from tako_sync.record import Record, read, stamp
 from tako_sync.testing.faults import fail
@@ -270,6 +271,71 @@ def test_slots_only_go_forward_when_the_clock_is_set_back(shop: Shop) -> None:
     slots = process.ran
     assert slots == sorted(set(slots))
     assert slots[:3] == [shop.at(5), shop.at(10), shop.at(15)]
+
+
+@pytest.mark.parametrize("config", [ONCE, CronConfig()], ids=["single flight", "each"])
+def test_a_clock_that_was_set_far_back_keeps_its_cron_from_running_and_it_says_so_once(
+    shop: Shop, config: CronConfig
+) -> None:
+    process = shop.process(config=config)
+    shop.advance_to(11)
+    shop.clock.step_wall(-2 * 86400)
+    shop.advance(3600)
+    assert len(process.ran) == 2
+    (told,) = process.host.told(CronAhead)
+    assert told.slot == process.ran[-1] and told.ahead == pytest.approx(2 * 86400, abs=400)
+
+
+def test_a_slot_that_was_run_by_a_clock_years_ahead_is_told_of_and_can_be_forgotten(
+    shop: Shop,
+) -> None:
+    year = 365 * 86400.0
+    ahead = shop.process(wall_offset=year)
+    shop.advance_to(6)
+    (wrong,) = ahead.ran
+    ahead.ctx.cancel()
+    right = [shop.process() for _ in range(2)]
+    shop.advance_to(21)
+    assert not any(process.began for process in right)
+    for process in right:
+        (told,) = process.host.told(CronAhead)
+        assert (told.slot == wrong and ahead.host.name in told.message) or told.by
+    last = right[0].cron.last()
+    assert last is not None and last.slot == wrong
+    right[1].cron.forget(last)
+    with pytest.raises(UsageError, match="any more"):
+        right[0].cron.forget(last)
+    shop.advance_to(36)
+    ran = [slot for process in right for slot in process.ran]
+    assert sorted(ran) == [shop.at(25), shop.at(30), shop.at(35)]
+
+
+def test_clocks_that_are_seconds_apart_are_not_told_of(shop: Shop) -> None:
+    processes = [shop.process(wall_offset=offset) for offset in (0.0, 20.0)]
+    shop.advance_to(31)
+    assert not any(process.host.told(CronAhead) for process in processes)
+
+
+def test_of_more_than_a_hundred_missed_slots_the_last_is_told_too(shop: Shop) -> None:
+    process = shop.process(schedule="* * * * *")
+    shop.advance_to(3.5)
+    shop.clock.step_wall(300 * 60)
+    shop.advance(60)
+    (missed,) = process.host.told(CronMissed)
+    assert len(missed.slots) == 100 and missed.slots[0] == shop.at(4)
+    assert missed.until is not None and missed.until > missed.slots[-1]
+    assert process.ran[-1] - missed.until <= timedelta(minutes=2)
+    assert f"and all up to {stamp(missed.until)}" in missed.message
+
+
+def test_started_for_a_slot_after_a_change_by_half_an_hour_it_runs_that(shop: Shop) -> None:
+    at = datetime.fromisoformat("2026-04-04 15:00:03+00:00")
+    shop.clock.step_wall((at - shop.clock.wall()).total_seconds())
+    config = CronConfig(singleflight=True, tz="Australia/Lord_Howe")
+    process = shop.process(None, config, "30 * * * *", Process.start_for_a_slot)
+    shop.advance(10)
+    assert process.outcome is True
+    assert process.ran == [at.replace(second=0)] and not process.host.told(CronMissed)
 
 
 def test_a_new_process_ten_seconds_after_a_slot_leaves_it_alone_if_it_was_run(

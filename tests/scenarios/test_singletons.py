@@ -565,3 +565,55 @@ def test_started_twice_it_is_one_thread_and_stop_waits_for_it(shop: Shop) -> Non
     again.stop(timeout=0)
     shop.advance(5)
     assert not again.running
+
+
+def test_started_again_while_it_drains_it_goes_on_behind_that(shop: Shop) -> None:
+    def drains(ctx: Ctx) -> None:
+        ctx.wait(1e9)
+        shop.clock.wait(Flag(), 10)
+
+    process = Process(shop, shop.host(), drains)
+    first = process.singleton.start()
+    shop.advance(1)
+    assert process.singleton.stop(timeout=0) is False
+    second = process.singleton.start()
+    assert second is not first and process.singleton.start() is second
+    shop.advance(5)
+    assert first.running and second.running
+    shop.advance(10 + POLL)
+    assert not first.running and process.singleton.holder() is not None
+    stopping = shop.start(lambda: process.singleton.stop(timeout=60), "stopping")
+    shop.advance(20)
+    assert stopping.result() is True
+    assert process.singleton.holder() is None
+
+
+def test_stopped_twice_and_started_between_it_has_ended_when_it_says_so(shop: Shop) -> None:
+    def drains(ctx: Ctx) -> None:
+        ctx.wait(1e9)
+        shop.clock.wait(Flag(), 10)
+
+    process = Process(shop, shop.host(), drains)
+    first = process.singleton.start()
+    shop.advance(1)
+    process.singleton.stop(timeout=0)
+    process.singleton.start()
+    stopping = shop.start(lambda: process.singleton.stop(timeout=60), "stopping")
+    shop.advance(5)
+    assert not stopping.done, "for the first drains"
+    shop.advance(10)
+    assert stopping.result() is True and not first.running
+
+
+def test_stopped_by_its_own_loop_it_does_not_wait_for_itself(shop: Shop) -> None:
+    process: Process
+    told: list[bool] = []
+
+    def stops(ctx: Ctx) -> None:
+        told.append(process.singleton.stop())
+
+    process = Process(shop, shop.host(), stops)
+    runner = process.singleton.start()
+    shop.advance(1)
+    assert told == [False] and not runner.running
+    assert process.singleton.holder() is None

@@ -23,6 +23,7 @@ from tako_sync.errors import (
 from tako_sync.events import (
     Acquired,
     Busy,
+    CronAhead,
     CronCutShort,
     CronMissed,
     CronRan,
@@ -473,6 +474,15 @@ SAMPLES: dict[type[Event], tuple[Event, int, str]] = {
         CronMissed("cron-x", "x", (datetime(2026, 3, 1, tzinfo=timezone.utc),), "it slept"),
         logging.WARNING,
         "cron x missed 2026-03-01T00:00:00Z: it slept",
+    ),
+    CronAhead: (
+        CronAhead("cron-x", "x", datetime(2027, 3, 1, tzinfo=timezone.utc), 86400.4, "web:1:a"),
+        logging.ERROR,
+        (
+            "cron x: the slot of 2027-03-01T00:00:00Z was begun by web:1:a, 86400 s ahead of this "
+            "clock; nothing is run before that. If a clock was wrong: set it right, and see "
+            "Cron.forget"
+        ),
     ),
     CronCutShort: (
         CronCutShort("cron-x", "x", datetime(2026, 3, 1, tzinfo=timezone.utc), 2),

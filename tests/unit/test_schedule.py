@@ -100,6 +100,37 @@ def test_the_latest_slot_is_the_one_before_the_next(tz: str, expression: str) ->
             assert schedule.latest(latest) == latest
 
 
+@pytest.mark.parametrize("tz", ZONES)
+@pytest.mark.parametrize("expression", [*DAILY, *ALWAYS])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "2026-03-08 10:00", "2026-11-01 09:00", "2026-03-29 01:00", "2026-10-25 01:00",
+        "2026-04-04 15:00", "2026-10-03 15:30",
+    ],
+)  # fmt: skip
+def test_next_latest_and_missed_slots_agree_around_each_change(
+    tz: str, expression: str, change: str
+) -> None:
+    schedule = Schedule(expression, tz)
+    first, last = utc(change) - timedelta(hours=30), utc(change) + timedelta(hours=30)
+    found = slots(schedule, first, last)
+    assert schedule.between(found[0], found[-1], 10_000) == found[:-1]
+    for one, other in pairwise(found[:: max(1, len(found) // 200)]):
+        between = [slot for slot in found if one <= slot <= other]
+        for slot, following in pairwise(between):
+            assert schedule.after(slot) == following
+        assert schedule.latest(one) == one
+    near = [slot for slot in found if abs(slot - utc(change)) < timedelta(hours=3)]
+    for slot, following in pairwise(near):
+        assert schedule.latest(following - timedelta(seconds=1)) == slot
+        assert schedule.latest(slot + timedelta(seconds=1)) == slot
+
+
+def test_blanks_are_one_blank() -> None:
+    assert Schedule("*/5\n*\t*  * *", "UTC").expression == "*/5 * * * *"
+
+
 def test_between_tells_those_that_were_missed() -> None:
     schedule = Schedule("*/5 * * * *", "UTC")
     first, last = utc("2026-01-01 00:05"), utc("2026-01-01 00:20")
@@ -117,10 +148,25 @@ def test_what_is_no_schedule_is_refused_where_it_is_written(expression: Any) -> 
         Cron(expression, lambda ctx: None)
 
 
-@pytest.mark.parametrize("tz", ["Europe/Atlantis", "", "../../etc/passwd", "/etc/localtime", 1])
+@pytest.mark.parametrize(
+    "tz",
+    [
+        "Europe/Atlantis",
+        "Europe",
+        "",
+        "../../etc/passwd",
+        "/etc/localtime",
+        1,
+        None,
+        "localtime",
+        "Factory",
+        "right/UTC",
+        "posix/UTC",
+    ],
+)
 def test_a_zone_that_nobody_knows_is_refused(tz: Any) -> None:
     with pytest.raises(ConfigurationError, match="tz"):
-        Cron("* * * * *", lambda ctx: None, CronConfig(tz=tz))
+        CronConfig(tz=tz)
 
 
 def test_without_cronsim_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
