@@ -134,16 +134,26 @@ class Background:
 
 
 class Loops:
-    """The loops that run in this process now: who asks all of them to stop finds them here."""
+    """The loops that run in this process now: who asks all of them to stop finds them here.
+
+    That is remembered. A loop that was about to begin would not have heard it, and one that begins
+    in a process that is told to end would keep it from ending.
+    """
 
     def __init__(self) -> None:
         self._running: list[tuple[Ctx, threading.Thread]] = []  # append, remove are atomic
+        self.stopped: ShutdownError | None = None
+        """Why loops that begin now end at once."""
         fork.reset_in_child(self)
 
     def enter(self, ctx: Ctx) -> Callable[[], None]:
         """Note a loop of the calling thread; return what strikes it off."""
         entry = ctx, threading.current_thread()
         self._running.append(entry)
+        # After the loop was noted, as stop() looks the other way round: one of both sees it.
+        stopped = self.stopped
+        if stopped is not None:
+            ctx.cancel(stopped)
 
         def leave() -> None:
             if entry in self._running:
@@ -152,9 +162,14 @@ class Loops:
         return leave
 
     def stop(self, cause: ShutdownError) -> None:
-        """Ask all to stop, without waiting."""
+        """Ask all to stop, without waiting, and those that begin until :meth:`reopen`."""
+        self.stopped = cause
         for ctx, _thread in list(self._running):
             ctx.cancel(cause)
+
+    def reopen(self) -> None:
+        """Let loops begin again."""
+        self.stopped = None
 
     @property
     def threads(self) -> list[threading.Thread]:
@@ -162,6 +177,7 @@ class Loops:
 
     def after_fork_in_child(self) -> None:
         self._running = []
+        self.stopped = None  # it was not this process that was told
 
 
 loops: Final = Loops()

@@ -30,7 +30,7 @@ def install_signal_handlers(
 
     The ctx of each body is cancelled with a ``ShutdownError`` that names the signal. Its lease is
     renewed while it drains, and given back once it has returned, so that the next instance enters
-    within a poll.
+    within a poll. A loop that begins later ends at once, until the handlers are undone.
 
     Then what was there before is called. Where that is the system's default, which would end the
     process at once: if the main thread is inside a ``run``, that returns and the program goes on
@@ -51,6 +51,7 @@ def install_signal_handlers(
     def undo() -> None:
         for handler in installed:
             handler.remove()
+        loops.reopen()
 
     return undo
 

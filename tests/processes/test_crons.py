@@ -67,7 +67,6 @@ def prepared(post: Post, leases: str, takes: float, apart: int) -> Cron:
 def worker(post: Post, leases: str, takes: float, apart: int) -> None:
     cron = prepared(post, leases, takes, apart)
     install_signal_handlers()
-    post.report("up")
     cron.run()
 
 
@@ -110,11 +109,17 @@ def each_once(reports: list[Report], apart: int = 1) -> None:
     assert set(ran.values()) == {1}
 
 
+def started(crew: Crew, *arguments: object) -> list[Worker]:
+    """Return workers that are inside their ``run``: SIGTERM before that ends them with 143."""
+    workers = [crew.start(worker, *arguments) for _ in range(WORKERS)]
+    for one in workers:
+        one.expect("request")
+    return workers
+
+
 def test_four_processes_with_the_same_cron_run_each_tick_once(crew: Crew, tmp_path: Path) -> None:
     leases = str(tmp_path / "leases.sqlite3")
-    workers = [crew.start(worker, leases, 0.005, 1) for _ in range(WORKERS)]
-    for one in workers:
-        one.expect("up")
+    workers = started(crew, leases, 0.005, 1)
     while len(slots(crew.reports)) < TICKS:
         workers[0].expect("request")
     for one in workers:
@@ -142,7 +147,7 @@ def test_the_slot_of_a_killed_process_is_run_again_by_another_and_the_schedule_g
     crew: Crew, tmp_path: Path
 ) -> None:
     leases, apart = str(tmp_path / "leases.sqlite3"), int(3 * TTL)
-    workers = [crew.start(worker, leases, 0.5, apart) for _ in range(WORKERS)]
+    workers = started(crew, leases, 0.5, apart)
     victim: Worker | None = None
     while victim is None:
         workers[0].expect("request")

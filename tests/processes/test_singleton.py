@@ -14,7 +14,9 @@ import pytest
 from processes.kit_processes import Crew, Post, check_order, clock
 from tako_sync.ctx import Ctx
 from tako_sync.errors import ShutdownError
+from tako_sync.flag import Flag
 from tako_sync.policy import LeasePolicy
+from tako_sync.runner import loops
 from tako_sync.runtime import Runtime
 from tako_sync.shutdown import install_signal_handlers
 from tako_sync.singleton import Singleton
@@ -97,6 +99,25 @@ def run_with_a_handler_of_its_own(post: Post, path: str, ttl: float) -> None:
     post.report("put back")
 
 
+def told_before_it_runs(post: Post, path: str, ttl: float) -> None:
+    """The signal comes when the program is about to enter its loops; its own handler returns."""
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    singleton = prepared(post, path, ttl)
+    undo = install_signal_handlers()
+    signal.raise_signal(signal.SIGTERM)
+    while not loops.stopped:  # a thread tells them
+        clock.wait(Flag(), 0.01)
+    singleton.run()
+    started = singleton.start()
+    assert started.wait(), "neither does one that is started in a thread go on"
+    post.report("ran nothing")
+    if os.fork() == 0:  # a child was not told
+        post.name = "child"
+        singleton.start().wait()
+    undo()
+    singleton.run()
+
+
 def start_then_fork(post: Post, path: str, ttl: float) -> None:
     singleton = prepared(post, path, ttl)
     runner = singleton.start()
@@ -143,6 +164,16 @@ def test_a_handler_that_was_there_before_is_called_and_put_back(crew: Crew, path
     worker.tell("drain")
     worker.expect("put back")
     worker.ends_well()
+
+
+def test_a_signal_just_before_run_is_not_lost_on_it(crew: Crew, path: str) -> None:
+    worker = crew.start(told_before_it_runs, path, LONG)
+    worker.expect("ran nothing")
+    assert not worker.all("begin") and not worker.all("request")
+    while not (worker.all("begin") and worker.all("Waiting")):  # in either order
+        worker.expect("request")
+    who = [worker.all(what)[0]["who"] for what in ("begin", "Waiting")]
+    assert set(who) == {worker.name, "child"}
 
 
 def test_the_loop_of_a_killed_process_goes_on_in_another(crew: Crew, path: str) -> None:

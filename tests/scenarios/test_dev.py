@@ -165,8 +165,14 @@ def test_a_signal_reaches_it_as_any_other_loop(development: Development) -> None
     running = development.run(shop([]))
     development.advance(5)
     loops.stop(ShutdownError("the process was sent SIGTERM"))
-    development.advance(5)
-    assert running.done
+    try:
+        development.advance(5)
+        assert running.done
+        again = development.run(shop([]))
+        development.advance(1)
+        assert again.done, "a process that is told to end begins nothing"
+    finally:
+        loops.reopen()
 
 
 def test_a_body_that_goes_on_at_the_end_is_named_and_left_alone(development: Development) -> None:
