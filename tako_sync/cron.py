@@ -293,7 +293,9 @@ class _Slots:
         now = self._clock.wall()
         coming = self._schedule.after(now)
         if (coming - now).total_seconds() <= _EARLY:
-            return coming if self._sleep_until(coming, now) else None
+            if not self._sleep_until(coming, now):
+                self._root.check()
+            return coming
         slot = self._schedule.latest(now)
         if slot is not None and not self._in_time(slot):
             self._missed((slot,), "it was started too late for it")

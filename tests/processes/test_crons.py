@@ -166,3 +166,34 @@ def test_the_slot_of_a_killed_process_is_run_again_by_another_and_the_schedule_g
     assert [report["tries"] for report in begun[:3]] == [1, 2, 1]
     assert begun[0]["slot"] == begun[1]["slot"], "the one that was cut short, again"
     check_order(crew.reports)
+
+
+def fork_in_the_run(post: Post, leases: str) -> None:
+    parent = os.getpid()
+
+    def body(ctx: Ctx) -> None:
+        post.report("begun", pid=os.getpid())
+        child = os.fork()
+        if child:
+            os.waitpid(child, 0)
+            post.report("child has ended")
+
+    namespace = {"__name__": "loops", "Cron": Cron, "CronConfig": CronConfig, "body": body}
+    exec("forking = Cron('* * * * *', body, CronConfig(singleflight=True))", namespace)
+    cron = namespace["forking"]
+    assert isinstance(cron, Cron)
+    cron.schedule = Every(1)
+    cron.bound_to(post.runtime(leases, TTL, 0.1)).run()
+    if os.getpid() != parent:
+        os._exit(0)
+
+
+def test_a_child_that_is_forked_in_a_run_and_returns_runs_no_slot(
+    crew: Crew, tmp_path: Path
+) -> None:
+    master = crew.start(fork_in_the_run, str(tmp_path / "leases.sqlite3"))
+    master.expect("child has ended")
+    master.expect("child has ended")
+    assert {report["pid"] for report in master.all("begun")} == {master.pid}
+    master.clean_up()
+    assert "cron forking: a child that was forked in a run has returned" in master.errors

@@ -18,6 +18,7 @@ from tako_sync.errors import (
     BackendDeniedError,
     BackendUnavailableError,
     CampaignTimeoutError,
+    CtxCancelledError,
     ShutdownError,
     UsageError,
 )
@@ -606,6 +607,16 @@ def test_one_whose_machine_dies_is_run_again_by_its_retry_when_the_lease_has_age
     second = shop.process(start=FOR_A_SLOT)
     shop.advance(2 * TTL)
     assert second.outcome is True and second.ran == [shop.at(0)]
+
+
+def test_ended_while_it_waits_for_its_slot_it_says_that_it_has_not_run(shop: Shop) -> None:
+    """A program that ended well would not be started again for it."""
+    shop.advance_to(4.95)
+    early = shop.process(start=FOR_A_SLOT)
+    shop.advance(1)
+    early.ctx.cancel()
+    shop.advance(10)
+    assert isinstance(early.outcome, CtxCancelledError) and not early.began
 
 
 def test_a_storage_that_refuses_is_raised(shop: Shop) -> None:
