@@ -53,6 +53,7 @@ class Alarms:
             unless: set once the call is not wanted any more. One that is not taken back then, as
                 Ctrl-C struck before anybody knew of it, is made soon: ``fire`` is to ask, too.
         """
+        fork.settle()
         try:
             sleeper = self._spare.pop()
         except IndexError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, Generic, TypeVar
 
+from tako_sync import fork
 from tako_sync.abc import Absent, Clock, Interval, LeaseBackend, Snapshot, Version
 from tako_sync.errors import BackendUnavailableError
 from tako_sync.findings import Finding
@@ -115,6 +116,7 @@ class Requests:
     ) -> T:
         if within <= 0:
             raise BackendUnavailableError("no time is left for a request")
+        fork.settle()
         if self._backend.prompt:
             return request(within)
         call = _Call(lambda: request(within * _BACKENDS_SHARE), late)

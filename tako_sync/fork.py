@@ -3,6 +3,10 @@
 After ``fork`` the child has a copy of everything but the threads. So a lease is not the
 child's (its heartbeat runs in the parent), a lock that another thread held stays locked for
 ever, and a connection is shared with the parent. One hook serves all of tako_sync.
+
+Who forks by other means than Python's, as uWSGI does unless told otherwise, calls no hooks. So a
+child is known by the number of its process, and what the hook would have done is done by the first
+thread that asks, before it uses a lock, a lease or a connection.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 
@@ -29,7 +34,10 @@ class Standing(Resettable, Protocol):
         ...
 
 
-_generation = 0
+_forks = 0
+_process = os.getpid()
+"""The one whose objects these are: another number than that of this process until it is settled."""
+_settling: dict[int, AbstractContextManager[object]] = {}
 _resettable: list[weakref.ref[Resettable]] = []
 _standing: list[weakref.ref[Standing]] = []
 _forking = threading.local()
@@ -37,7 +45,25 @@ _forking = threading.local()
 
 def generation() -> int:
     """Return a number that differs between a process and its forked children."""
-    return _generation
+    settle()
+    # Both: the number of a process that has ended may be given to its own grandchild.
+    return _forks << 32 | _process
+
+
+def settle() -> None:
+    """See to it that all is usable: to be called before a lock or a connection is used.
+
+    In a forked child in which no hook was called, this resets all; other threads wait for that.
+    """
+    global _forks, _process
+    process = os.getpid()
+    if process != _process:
+        # Made here, for one that was made before the fork may be locked for ever.
+        with _settling.setdefault(process, threading.RLock()):
+            if process != _process:
+                forks = _forks + 1  # a signal's handler may do all this in between
+                _reset()
+                _forks, _process = forks, process
 
 
 def reset_in_child(thing: Resettable) -> None:
@@ -63,7 +89,6 @@ _release = operator.methodcaller("release")
 
 
 def _before() -> None:
-    _forking.expects_child = True
     before: list[threading.Lock | None] = getattr(_forking, "held", None) or [None]
     held = _forking.held = before  # this thread's own
     things = [thing for reference in list(_standing) if (thing := reference()) is not None]
@@ -78,11 +103,11 @@ def _in_parent() -> None:
 
 
 def _in_child() -> None:
-    global _generation
-    if not getattr(_forking, "expects_child", True):
-        return
-    _generation += 1
     _forking.held = None  # who has them replaces them
+    settle()
+
+
+def _reset() -> None:
     for reference in list(_resettable):
         thing = reference()
         if thing is not None:
@@ -90,7 +115,6 @@ def _in_child() -> None:
                 thing.after_fork_in_child()
             except Exception:  # the others still need theirs
                 logging.getLogger("tako_sync").exception("after a fork: %r", thing)
-    _forking.expects_child = False
 
 
 if hasattr(os, "register_at_fork"):

@@ -116,6 +116,7 @@ class Background:
 
     def start(self, name: str, clock: Clock, loop: Callable[[Ctx], object]) -> Runner:
         """Return the runner that goes on, or a new one; one that is to stop is followed by it."""
+        fork.settle()
         with self._lock:
             last = self._runner
             if last is None or not last.running or last.ctx.cancelled:
@@ -148,6 +149,7 @@ class Loops:
 
     def enter(self, ctx: Ctx) -> Callable[[], None]:
         """Note a loop of the calling thread; return what strikes it off."""
+        fork.settle()
         entry = ctx, threading.current_thread()
         self._running.append(entry)
         # After the loop was noted, as stop() looks the other way round: one of both sees it.
@@ -163,6 +165,7 @@ class Loops:
 
     def stop(self, cause: ShutdownError) -> None:
         """Ask all to stop, without waiting, and those that begin until :meth:`reopen`."""
+        fork.settle()
         self.stopped = cause
         for ctx, _thread in list(self._running):
             ctx.cancel(cause)
@@ -173,6 +176,7 @@ class Loops:
 
     @property
     def threads(self) -> list[threading.Thread]:
+        fork.settle()
         return [thread for _ctx, thread in list(self._running)]
 
     def after_fork_in_child(self) -> None:

@@ -157,6 +157,7 @@ class Runtime:
 
     def known(self, key: str) -> Known:
         """Return what this process knows of ``key``. Remembers a bounded number of names."""
+        fork.settle()
         with self.lock:
             known = self._known.get(key)
             if known is None:
@@ -204,7 +205,23 @@ def _checked(what: str, value: T, kind: type) -> T:
 
 # --- The binding of this process -------------------------------------------------------
 
-_guard = threading.Lock()
+
+class _Guard:
+    """Of what this module holds for the process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        fork.reset_in_child(self)
+
+    def locked(self) -> threading.Lock:
+        fork.settle()
+        return self._lock
+
+    def after_fork_in_child(self) -> None:
+        self._lock = threading.Lock()
+
+
+_guard: Final = _Guard()
 _bound: Runtime | None = None
 _default: Callable[[], Runtime] | None = None
 _by_default = False  # whether _default made _bound
@@ -251,7 +268,7 @@ def configure(
         note=note,
         listeners=listeners,
     )
-    with _guard:
+    with _guard.locked():
         _bound, _by_default = runtime, False
     return runtime
 
@@ -264,7 +281,7 @@ def current() -> Runtime:
         if found is not None:
             return found
     if _bound is None:
-        with _guard:
+        with _guard.locked():
             if _bound is None:
                 _by_default = _default is not None
                 _bound = resolve(os.environ) if _default is None else _default()
@@ -277,7 +294,7 @@ def by_default(make: Callable[[], Runtime] | None) -> None:
     For frameworks that have settings of their own. What an earlier one has made is dropped.
     """
     global _bound, _default, _by_default
-    with _guard:
+    with _guard.locked():
         _default = make
         if _by_default:
             _bound, _by_default = None, False
@@ -290,7 +307,7 @@ def in_context(find: Callable[[], Runtime | None]) -> None:
     binding of the process.
     """
     global _finders
-    with _guard:
+    with _guard.locked():
         if find not in _finders:
             _finders = (*_finders, find)
 
@@ -366,12 +383,3 @@ def _default_url(environ: Mapping[str, str]) -> str:
         base = None  # as the XDG specification has it: it would mean another folder in each process
     folder = Path(base) if base else Path.home() / ".local" / "state"
     return f"sqlite:///{(folder / 'tako_sync' / 'leases.sqlite3').absolute().as_posix()}"
-
-
-def _after_fork() -> None:
-    global _guard
-    _guard = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -52,6 +52,7 @@ class Clients:
 
     def get(self) -> Any:
         """Return the client. The first time this looks for credentials, which may take long."""
+        fork.settle()
         client = self._client
         if client is None:
             with self._lock:
@@ -61,6 +62,7 @@ class Clients:
         return client
 
     def close(self) -> None:
+        fork.settle()
         client, self._client = self._client, None
         if client is not None:
             client.close()

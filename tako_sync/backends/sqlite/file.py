@@ -81,6 +81,7 @@ class LeaseFile:
             BackendUnavailableError: locked for that long, or the disk fails or is full.
             BackendDeniedError: the file cannot be used at all; the message says why.
         """
+        fork.settle()
         until = _monotonic() + timeout
         if not self._lock.acquire(timeout=timeout):
             raise self._locked(timeout)
@@ -99,10 +100,12 @@ class LeaseFile:
             self._lock.release()
 
     def close(self) -> None:
+        fork.settle()
         with self._lock:
             self._close()
 
     def __del__(self) -> None:
+        fork.settle()
         self._close()
 
     def locks_for_fork(self) -> Iterator[threading.Lock]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 import flask
 
@@ -56,5 +57,22 @@ def use_it_before_the_fork() -> None:
         relock.try_do(lambda ctx: None)
 
 
+@app.post("/inherited")
+def inherited() -> dict[str, object]:
+    """Leave, in a worker, a block that the master has entered."""
+    hold, ctx = masters[0]
+    try:
+        hold.__exit__(None, None, None)
+    except (tako_sync.LeaseLostError, tako_sync.UsageError):
+        pass  # the latter: this worker has left it before
+    ran, _ = relock.try_do(lambda ctx: None)
+    return {"cancelled": ctx.cancelled, "ran": ran}
+
+
+masters: list[tuple[Any, tako_sync.Ctx]] = []
+if os.environ.get("SHOP_HOLDS_IT_AT_IMPORT"):
+    with app.app_context():
+        kept = relock.hold()
+        masters.append((kept, kept.__enter__()))
 if os.environ.get("SHOP_USES_IT_AT_IMPORT"):
     use_it_before_the_fork()

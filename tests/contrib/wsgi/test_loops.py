@@ -1,4 +1,4 @@
-"""A Singleton and a Cron that every worker of gunicorn starts: one loop, one run for each tick."""
+"""A Singleton and a Cron that every worker of a server starts: one loop, one run for each tick."""
 
 from __future__ import annotations
 
@@ -17,18 +17,30 @@ from tako_sync.record import Record, State, read
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no such servers here")
 
+BIN = Path(sys.executable).parent
 CONF = Path(__file__).with_name("gunicorn_conf.py")
 GUNICORN = [
-    str(Path(sys.executable).parent / "gunicorn"), "contrib.wsgi.loops:app", "-b",
-    "127.0.0.1:{port}", "-w", "4", "-c", str(CONF), "--log-level", "warning",
+    str(BIN / "gunicorn"), "contrib.wsgi.loops:app", "-b", "127.0.0.1:{port}", "-w", "4", "-c",
+    str(CONF), "--log-level", "warning",
 ]  # fmt: skip
+SERVERS = {
+    "gunicorn": GUNICORN,
+    "gunicorn, preloaded": [*GUNICORN, "--preload"],
+    "gunicorn, gevent, preloaded": [*GUNICORN, "--preload", "-k", "gevent"],
+    "uwsgi": [
+        str(BIN / "pyuwsgi"), "--http-socket=127.0.0.1:{port}", "--master", "--processes=4",
+        "--enable-threads", "--die-on-term", "--module=contrib.wsgi.uwsgi_loops:app", "--need-app",
+    ],
+}  # fmt: skip
 TICKS = 6
 
 
-@pytest.mark.parametrize("preload", [[], ["--preload"]], ids=["", "preloaded"])
+@pytest.mark.parametrize("command", SERVERS.values(), ids=SERVERS)
 def test_four_workers_are_one_loop_and_one_run_for_each_tick_and_hand_over(
-    tmp_path: Path, preload: list[str]
+    tmp_path: Path, command: list[str]
 ) -> None:
+    if not Path(command[0]).exists():
+        pytest.skip(f"{Path(command[0]).name} is not installed")
     loop, ticks = Journal(tmp_path / "loop"), Journal(tmp_path / "ticks")
     leases = tmp_path / "leases.sqlite3"
     environ = {
@@ -38,7 +50,7 @@ def test_four_workers_are_one_loop_and_one_run_for_each_tick_and_hand_over(
         "TAKO_ENV": "test",
         "TAKO_BACKEND": f"sqlite:///{leases}",
     }
-    with Server([*GUNICORN, *preload], environ) as server:
+    with Server(command, environ) as server:
         victim = loop.expect("begin")["pid"]
         assert server.get("/tako/live").status == 200
         states = {server.get("/tako/health").json["invoicer"]["state"] for _ in range(20)}

@@ -33,16 +33,17 @@ SERVERS = {
         *GUNICORN, "-w", "2", "-k", "gthread", "--threads", "4", "--preload",
     ],
     "gunicorn, gevent": [*GUNICORN, "-w", "2", "-k", "gevent"],
+    "gunicorn, gevent, preloaded": [*GUNICORN, "-w", "2", "-k", "gevent", "--preload"],
     "waitress": [
         str(BIN / "waitress-serve"), "--host=127.0.0.1", "--port={port}", "--threads=8",
         "contrib.wsgi.app:app",
     ],
     "uwsgi": [
-        str(BIN / "uwsgi"), "--http-socket=127.0.0.1:{port}", "--master", "--processes=4",
+        str(BIN / "pyuwsgi"), "--http-socket=127.0.0.1:{port}", "--master", "--processes=4",
         "--enable-threads", "--die-on-term", "--module=contrib.wsgi.app:app", "--need-app",
     ],
     "uwsgi, lazy": [
-        str(BIN / "uwsgi"), "--http-socket=127.0.0.1:{port}", "--master", "--processes=4",
+        str(BIN / "pyuwsgi"), "--http-socket=127.0.0.1:{port}", "--master", "--processes=4",
         "--enable-threads", "--die-on-term", "--module=contrib.wsgi.app:app", "--need-app",
         "--lazy-apps",
     ],
@@ -137,8 +138,22 @@ def test_a_server_that_is_told_to_end_lets_the_view_finish_and_frees_the_name_at
         holder = shop.relock.holder()
     if shop.journal.all("end"):  # it unwound: with an answer or without
         assert holder is None
-    if not Path(command[0]).name.startswith(("waitress", "uwsgi")):
+    if not Path(command[0]).name.startswith(("waitress", "pyuwsgi")):
         assert answers == [200] and len(shop.journal.all("end")) == 1
+
+
+@pytest.mark.parametrize("name", ["gunicorn, sync, preloaded", "uwsgi"])
+def test_a_worker_never_touches_a_lease_of_the_master(shop: Shop, name: str) -> None:
+    command = SERVERS[name]
+    if not Path(command[0]).exists():
+        pytest.skip(f"{Path(command[0]).name} is not installed")
+    with shop.serve(command, SHOP_HOLDS_IT_AT_IMPORT="1") as server:
+        holder = shop.relock.holder()
+        assert holder is not None
+        for _ in range(8):
+            assert server.post("/inherited").json == {"cancelled": True, "ran": False}
+        still = shop.relock.holder()
+        assert still is not None and still.owner == holder.owner
 
 
 def _quietly(server: Server, **fields: object) -> int:
