@@ -23,15 +23,17 @@ GUNICORN = [
     str(BIN / "gunicorn"), "contrib.wsgi.loops:app", "-b", "127.0.0.1:{port}", "-w", "4", "-c",
     str(CONF), "--log-level", "warning",
 ]  # fmt: skip
+UWSGI = [
+    str(BIN / "pyuwsgi"), "--http-socket=127.0.0.1:{port}", "--master", "--processes=4",
+    "--enable-threads", "--die-on-term", "--module=contrib.wsgi.uwsgi_loops:app", "--need-app",
+]  # fmt: skip
 SERVERS = {
     "gunicorn": GUNICORN,
     "gunicorn, preloaded": [*GUNICORN, "--preload"],
     "gunicorn, gevent, preloaded": [*GUNICORN, "--preload", "-k", "gevent"],
-    "uwsgi": [
-        str(BIN / "pyuwsgi"), "--http-socket=127.0.0.1:{port}", "--master", "--processes=4",
-        "--enable-threads", "--die-on-term", "--module=contrib.wsgi.uwsgi_loops:app", "--need-app",
-    ],
-}  # fmt: skip
+    "uwsgi": UWSGI,
+    "uwsgi, lazy": [*UWSGI, "--lazy-apps"],
+}
 TICKS = 6
 
 

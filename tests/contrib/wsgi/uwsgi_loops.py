@@ -12,7 +12,12 @@ from contrib.wsgi import loops
 app: Any = loops.app
 
 
-@postfork
 def start() -> None:
     runners = loops.start()
     uwsgi.atexit = lambda: loops.stop(runners)  # type: ignore[attr-defined]
+
+
+if "lazy-apps" in uwsgi.opt:
+    start()  # each worker imports this
+else:
+    postfork(start)
