@@ -1,8 +1,9 @@
 """Every error that tako_sync raises on purpose, in one place.
 
-All share :class:`TakoError`, survive pickling (Celery and ``multiprocessing`` send
-exceptions between processes), and carry what a program needs as attributes, so that
-nobody has to compare messages.
+All share :class:`TakoError`, survive the way to another process, and carry what a program
+needs as attributes, so that nobody has to compare messages. There are two such ways: pickle
+(``multiprocessing``), which keeps everything, and JSON (Celery's results), which makes an error
+anew from its class and its ``args``: so these are what its constructor takes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,15 @@ if TYPE_CHECKING:
 
 class TakoError(Exception):
     """The base of every error raised by tako_sync."""
+
+    _message: str | None = None
+
+    def _says(self, message: str, *made_of: Any) -> None:
+        """Have this as the message, and ``args`` be what makes such an error anew."""
+        self._message, self.args = message, made_of
+
+    def __str__(self) -> str:
+        return super().__str__() if self._message is None else self._message
 
     def __reduce__(self) -> tuple[Callable[..., TakoError], tuple[Any, ...]]:
         return _revive, (type(self), self.args, self.__dict__.copy())
@@ -53,11 +63,14 @@ class LeaseBusyError(TakoError):
 
     Attributes:
         lease: the lease's name.
-        holder: who holds it, as far as the record tells; None if it could not be read.
+        holder: who holds it, as far as the record tells; None if it could not be read, and in
+            a copy that was made by JSON: the message names it still.
     """
 
     def __init__(self, lease: str, holder: Holder | None = None, message: str = "") -> None:
-        super().__init__(message or f'lease "{lease}" is busy: {_held_by(holder)}')
+        super().__init__()
+        text = message or f'lease "{lease}" is busy: {_held_by(holder)}'
+        self._says(text, lease, None, text)
         self.lease = lease
         self.holder = holder
 
@@ -69,9 +82,12 @@ class CampaignTimeoutError(LeaseBusyError, TimeoutError):
         timeout: the seconds that were allowed.
     """
 
-    def __init__(self, lease: str, timeout: float, holder: Holder | None = None) -> None:
-        text = f'lease "{lease}" was not free within {timeout:g} s: {_held_by(holder)}'
+    def __init__(
+        self, lease: str, timeout: float, holder: Holder | None = None, message: str = ""
+    ) -> None:
+        text = message or f'lease "{lease}" was not free within {timeout:g} s: {_held_by(holder)}'
         super().__init__(lease, holder, text)
+        self._says(text, lease, timeout, None, text)
         self.timeout = timeout
 
 
@@ -115,16 +131,21 @@ class LeaseLostError(TakoError):
         reason: a :class:`LossReason`.
         fence: the fencing token of the lost hold.
         value: what the body returned, if it returned all the same; else None. Also None in
-            a pickled copy, where it cannot be pickled: the news of the loss counts more.
+            a copy that was pickled where it cannot be, or made by JSON: the news of the loss
+            counts more.
     """
 
     def __init__(self, lease: str, reason: LossReason, fence: int, value: Any = None) -> None:
-        super().__init__(
+        super().__init__()
+        self._says(
             f'lease "{lease}" was lost while held (ttl expired or forcibly taken) '
-            "— work after the loss point may not have run"
+            "— work after the loss point may not have run",
+            lease,
+            reason,
+            fence,
         )
         self.lease = lease
-        self.reason = reason
+        self.reason = LossReason(reason)
         self.fence = fence
         self.value = value
 
@@ -185,7 +206,12 @@ class NotAssuredError(TakoError):
     """
 
     def __init__(self, wanted: float, remaining: float) -> None:
-        super().__init__(f"{wanted:g} s were asked for, but only {remaining:.3f} s are assured")
+        super().__init__()
+        self._says(
+            f"{wanted:g} s were asked for, but only {remaining:.3f} s are assured",
+            wanted,
+            remaining,
+        )
         self.wanted = wanted
         self.remaining = remaining
 
@@ -206,7 +232,13 @@ class NameCollisionError(TakoError):
     """
 
     def __init__(self, key: str, wanted: str, found: str) -> None:
-        super().__init__(f'"{key}" is the lease of {found}, not of {wanted}: rename one of them')
+        super().__init__()
+        self._says(
+            f'"{key}" is the lease of {found}, not of {wanted}: rename one of them',
+            key,
+            wanted,
+            found,
+        )
         self.key = key
         self.wanted = wanted
         self.found = found
@@ -224,10 +256,15 @@ class RecordUnreadableError(TakoError):
     """
 
     def __init__(self, lease: str, key: str, problem: str, version: str) -> None:
-        super().__init__(
+        super().__init__()
+        self._says(
             f'the record of lease "{lease}" cannot be read ({key}: {problem}); it is taken over '
             "once it has stood unchanged for 30 s. To mend it at once, when nothing can hold it: "
-            f"tako_sync.Lock({lease!r}).break_(version={version!r}, now=True)"
+            f"tako_sync.Lock({lease!r}).break_(version={version!r}, now=True)",
+            lease,
+            key,
+            problem,
+            version,
         )
         self.lease = lease
         self.key = key
@@ -254,7 +291,8 @@ class BackendUnavailableError(BackendError):
     """
 
     def __init__(self, message: str, retry_after: float = 0.0) -> None:
-        super().__init__(message)
+        super().__init__()
+        self._says(message, message, retry_after)
         self.retry_after = retry_after
 
 

@@ -9,6 +9,7 @@ import copy
 import functools
 import gc
 import inspect
+import json
 import pickle
 import threading
 import warnings
@@ -1184,6 +1185,18 @@ def test_every_error_survives_the_way_to_another_process(
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_error_is_made_anew_from_its_args_as_json_keeps_them(kind: type[TakoError]) -> None:
+    """Celery's results are JSON unless told otherwise."""
+    error = SAMPLES[kind]
+    same = kind(*json.loads(json.dumps(error.args)))
+    assert str(same) == str(error)
+    lost = {"holder": None, "value": None}
+    assert {**vars(same), **lost} == {**vars(error), **lost}
+    again = kind(*same.args)
+    assert (str(again), vars(again)) == (str(same), vars(same))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_error_is_found_at_the_top_of_the_package(kind: type[TakoError]) -> None:
     assert getattr(tako, kind.__name__) is kind
     assert kind.__name__ in tako.__all__
@@ -1215,7 +1228,7 @@ def test_the_kinds_of_errors_are_told_apart_by_type() -> None:
         assert not issubclass(kind, tuple(others))
     assert LossReason.TAKEN == "taken"
     assert f"{LossReason.TAKEN}" == "taken"
-    assert errors.LeaseLostError("reindex", LossReason.TAKEN, 5).args[0] == (
+    assert str(errors.LeaseLostError("reindex", LossReason.TAKEN, 5)) == (
         'lease "reindex" was lost while held (ttl expired or forcibly taken) — work after the '
         "loss point may not have run"
     )

@@ -11,6 +11,7 @@ from typing import Any, Final
 from celery.beat import ScheduleEntry, Scheduler
 
 from tako_sync.contrib.celery.sent import encode, remembered
+from tako_sync.contrib.mixins import comes_first
 from tako_sync.errors import BackendDeniedError, TakoError
 from tako_sync.lock import Lock
 from tako_sync.runtime import current, log
@@ -34,6 +35,10 @@ class LeasedMixin:
     _ticking = False
     _closed = False
     _told = ""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        comes_first(cls, LeasedMixin, Scheduler)
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
         if self._closed:
@@ -131,9 +136,9 @@ class LeasedScheduler(LeasedMixin, Scheduler):
 
     def _resume(self, tenure: Tenure) -> None:
         for name, entry in self.schedule.items():
-            at = remembered(tenure.memo, name)
             now = entry.default_now()
-            entry.last_run_at = now if at is None else at.astimezone(now.tzinfo)
+            at = remembered(tenure.memo, name, now)
+            entry.last_run_at = now if at is None else at
         self._heap = None  # made anew from these times
         # A weekly entry is to come although beats are replaced daily: its beginning counts on.
         self._sent(tenure)

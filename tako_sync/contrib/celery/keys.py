@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 from attrs import frozen
 
 from tako_sync.errors import ConfigurationError, UsageError
 from tako_sync.lock import Lock
+
+_SEVERAL: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @frozen
@@ -45,16 +47,16 @@ class Keys:
             )
         if key is None or among is None:
             return cls(name, None, {None: Lock(name)}, signature)
-        if key not in signature.parameters:
+        parameter = signature.parameters.get(key)
+        if parameter is None or parameter.kind in _SEVERAL:
             raise ConfigurationError(f"{fn.__name__} has no parameter {key!r}: {signature}")
-        locks: dict[object, Lock] = {}
-        for value in among:
-            locks[value] = Lock(f"{name}-{_part(value)}")
+        locks = {value: Lock(f"{name}-{_part(value)}") for value in among}
         if len(set(locks.values())) != len(locks) or not locks:
             raise ConfigurationError(
                 f"among={among!r} is to have one lease for each value, and at least one"
             )
-        return cls(name, key, locks, signature)
+        plain = {value.value: lock for value, lock in locks.items() if isinstance(value, Enum)}
+        return cls(name, key, {**plain, **locks}, signature)
 
     def lock(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Lock:
         """Return the lock of a call.

@@ -22,8 +22,9 @@ def encode(sent: Mapping[str, datetime]) -> str:
     If there are too many, those that were sent longest ago are remembered: one that is sent often
     comes soon again.
     """
-    oldest = sorted(sent.items(), key=lambda item: (item[1], item[0]))[:MOST]
-    return json.dumps({"sent": {_short(name): at.timestamp() for name, at in oldest}})
+    times = {name: _number(at) for name, at in sent.items()}
+    oldest = sorted(times.items(), key=lambda item: (item[1], item[0]))[:MOST]
+    return json.dumps({"sent": {_short(name): number for name, number in oldest}})
 
 
 def decode(memo: str) -> dict[str, float]:
@@ -35,13 +36,26 @@ def decode(memo: str) -> dict[str, float]:
         return {}
 
 
-def remembered(memo: str, name: str) -> datetime | None:
-    """Return when an entry was last sent, in UTC; None if that is not remembered."""
-    at = decode(memo).get(_short(name))
+def remembered(memo: str, name: str, like: datetime) -> datetime | None:
+    """Return when an entry was last sent; None if that is not remembered.
+
+    Args:
+        like: a time as the entry's schedule has it: in a zone, or naive.
+    """
+    number = decode(memo).get(_short(name))
     try:
-        return None if at is None else datetime.fromtimestamp(at, timezone.utc)
+        at = None if number is None else datetime.fromtimestamp(number, timezone.utc)
     except (ValueError, OverflowError, OSError):
         return None
+    if at is None or like.tzinfo is None:
+        return at and at.replace(tzinfo=None)
+    return at.astimezone(like.tzinfo)
+
+
+def _number(at: datetime) -> float:
+    # A naive time is what some schedules have (``nowfun``): only they know what it means, and get
+    # it back as it was, on a machine of another zone, too.
+    return (at if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)).timestamp()
 
 
 def _short(name: str) -> str:

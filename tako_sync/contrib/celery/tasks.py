@@ -13,7 +13,7 @@ from tako_sync import checks
 from tako_sync.contrib.attempt import Ended, attempt
 from tako_sync.contrib.celery.keys import Keys
 from tako_sync.contrib.celery.shutdown import cancelled_by_shutdown
-from tako_sync.errors import ConfigurationError
+from tako_sync.errors import ConfigurationError, UsageError
 from tako_sync.policy import seconds
 from tako_sync.runtime import current, log
 
@@ -55,7 +55,8 @@ def leased(
     Args:
         name: of the lease.
         key: a parameter of the task: each of its values has a lease of its own, ``<name>-<value>``.
-        among: the values that it may have: texts, ints, members of an Enum.
+        among: the values that it may have: texts, ints, members of an Enum. A member's value
+            will do in a call, for JSON knows no members.
         busy: what a task does while someone else holds its lease. ``raise``: fail with
             ``LeaseBusyError``. ``retry``: come again after ``countdown``. ``skip``: succeed with
             None, for another one is at it. ``wait``: wait for ``timeout``, then fail.
@@ -73,17 +74,24 @@ def leased(
 
     Raises:
         ConfigurationError: no such choice, no such lease, no such parameter.
-        UsageError: what is decorated is no plain function.
+        UsageError: what is decorated is no plain function, or is a task already.
     """
     for option, chosen in (("busy", busy), ("on_loss", on_loss), ("on_shutdown", on_shutdown)):
         if chosen not in _CHOICES[option]:
             allowed = " or ".join(repr(choice) for choice in _CHOICES[option])
             raise ConfigurationError(f"{option} is {allowed}, not {chosen!r}")
     countdown = seconds("countdown", countdown, or_zero=True)
+    if max_retries is not None and (not isinstance(max_retries, int) or max_retries < 0):
+        raise ConfigurationError(f"max_retries is a count, or None, not {max_retries!r}")
     default = WAIT if busy == "wait" else 0.0
     allowed_wait = default if timeout is None else seconds("timeout", timeout, or_zero=True)
 
     def decorate(fn: Callable[P, R]) -> Callable[P, R]:
+        if isinstance(fn, Task):
+            raise UsageError(
+                f"@leased(...) stands above the task {fn.name}, whose worker would not know of it: "
+                "write it below @app.task"
+            )
         checks.guarded(fn)
         keys = Keys.of(name, fn, key, among)
 
@@ -110,6 +118,8 @@ def leased(
                 raise running.retry(exc=outcome.error, countdown=countdown, max_retries=most)
             raise outcome.error
 
+        # Celery checks the arguments of delay() by it, and does not follow __wrapped__.
+        task.__signature__ = keys.signature  # type: ignore[attr-defined]
         return task
 
     return decorate

@@ -9,16 +9,18 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from celery import Celery
-from celery.beat import PersistentScheduler
+from celery.beat import PersistentScheduler, Scheduler
 
 import tako_sync
 from contrib.celery.programs import Part, Shop
 from contrib.program import PATIENCE
 from tako_sync.contrib.celery.beat import DEFAULT_LEASE, LeasedMixin, LeasedScheduler
 from tako_sync.contrib.celery.sent import MOST, decode, encode, remembered
+from tako_sync.errors import UsageError
 from tako_sync.lock import Lock
 from tako_sync.record import MAX_MEMO
 
@@ -32,26 +34,36 @@ NOON = datetime(2026, 12, 3, 12, tzinfo=timezone.utc)
 def test_what_was_sent_is_remembered_to_the_microsecond() -> None:
     times = {"nightly": NOON, "näkki": NOON + timedelta(microseconds=1)}
     memo = encode(times)
-    assert {name: remembered(memo, name) for name in times} == times
-    assert remembered(memo, "unknown") is None
+    assert {name: remembered(memo, name, NOON) for name in times} == times
+    assert remembered(memo, "unknown", NOON) is None
 
 
 def test_a_thousand_entries_fit_and_those_that_come_seldom_are_kept() -> None:
     memo = encode({f"entry {number}": NOON + timedelta(number) for number in range(1_000)})
     assert len(memo) <= MAX_MEMO and len(decode(memo)) == MOST
-    assert remembered(memo, "entry 0") == NOON and remembered(memo, "entry 999") is None
+    assert remembered(memo, "entry 0", NOON) == NOON and remembered(memo, "entry 999", NOON) is None
 
 
 @pytest.mark.parametrize(
     "memo", ["", "{}", "[]", "null", "{", '{"sent": 3}', '{"sent": {"a": "x"}}', '{"sent": null}']
 )
 def test_what_cannot_be_read_is_nothing_sent(memo: str) -> None:
-    assert remembered(memo, "nightly") is None
+    assert remembered(memo, "nightly", NOON) is None
+
+
+def test_a_naive_time_comes_back_as_it_was_beside_those_in_zones() -> None:
+    berlin = NOON.astimezone(ZoneInfo("Europe/Berlin"))
+    naive = datetime(2026, 7, 1, 3)
+    memo = encode({"berlin": berlin, "naive": naive})
+    assert remembered(memo, "naive", naive) == naive
+    again = remembered(memo, "berlin", berlin)
+    assert again == berlin and again.tzinfo is berlin.tzinfo
+    assert remembered(memo, "unknown", naive) is None
 
 
 def test_a_time_out_of_range_is_nothing_sent() -> None:
     (short,) = decode(encode({"nightly": NOON}))
-    assert remembered(f'{{"sent": {{"{short}": 1e30}}}}', "nightly") is None
+    assert remembered(f'{{"sent": {{"{short}": 1e30}}}}', "nightly", NOON) is None
 
 
 # --- A scheduler, without a process
@@ -155,6 +167,13 @@ def test_it_gives_the_lease_back_when_it_is_closed_twice_or_while_it_ticks(
     beat.close()
     assert Lock(DEFAULT_LEASE).holder() is None
     assert sends(beat) == [] and Lock(DEFAULT_LEASE).holder() is None, "and takes it never again"
+
+
+def test_a_mixin_after_its_scheduler_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"class Late\(LeasedMixin, \.\.\.\)"):
+
+        class Late(Scheduler, LeasedMixin):
+            pass
 
 
 def test_beats_with_different_leases_do_not_meet(beats: list[Sent]) -> None:

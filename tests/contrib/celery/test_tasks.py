@@ -14,6 +14,7 @@ from tako_sync.contrib.celery import leased
 from tako_sync.contrib.celery.keys import Keys
 from tako_sync.errors import (
     BackendUnavailableError,
+    CampaignTimeoutError,
     ConfigurationError,
     LeaseBusyError,
     LeaseLostError,
@@ -38,6 +39,10 @@ def app() -> Celery:
     app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
     app.conf.task_always_eager = True
     return app
+
+
+def charge_all(order: int, tenant: object = "acme", *more: object) -> None:
+    raise AssertionError
 
 
 def charge(order: int, tenant: object = "acme") -> str:
@@ -65,6 +70,44 @@ def test_each_value_of_the_key_has_a_lease_wherever_the_value_is_written() -> No
 def test_members_of_an_enum_are_keys() -> None:
     task = leased("charge", key="tenant", among=Tenant)(charge)
     assert task(1, Tenant.ZENITH) == "charge-zenith"
+    assert task(1, "zenith") == "charge-zenith", "as JSON has it"
+    with pytest.raises(UsageError, match="none of those"):
+        task(1, "other")
+
+
+def test_a_call_that_does_not_fit_is_refused_where_it_is_sent(app: Celery) -> None:
+    app.conf.task_always_eager = False
+    task = app.task(name="typed")(leased("charge")(charge))
+    with pytest.raises(TypeError, match="order"):
+        task.delay()
+    with pytest.raises(TypeError):
+        task.delay(1, "acme", "more")
+
+
+def test_the_wrong_order_of_decorators_is_refused(app: Celery) -> None:
+    with pytest.raises(UsageError, match=r"below @app\.task"):
+        leased("charge")(app.task(name="above")(charge))
+
+
+@pytest.mark.parametrize("kind", [LeaseBusyError, CampaignTimeoutError, LeaseLostError])
+def test_a_tasks_errors_reach_who_asks_for_its_result_as_what_they_are(
+    app: Celery, kind: type[TakoError]
+) -> None:
+    """By way of Celery's JSON, which keeps a class and its args."""
+    made: dict[type[TakoError], TakoError] = {
+        LeaseBusyError: LeaseBusyError("charge"),
+        CampaignTimeoutError: CampaignTimeoutError("charge", 2.5),
+        LeaseLostError: LeaseLostError("charge", tako_sync.LossReason.TAKEN, 7, "receipt"),
+    }
+    app.conf.task_always_eager = False
+    app.backend.store_result("id", made[kind], "FAILURE")
+    with pytest.raises(kind) as caught:
+        app.AsyncResult("id").get(timeout=5)
+    assert type(caught.value).__name__ == kind.__name__
+    assert str(caught.value) == str(made[kind])
+    assert getattr(caught.value, "lease") == "charge"
+    if isinstance(caught.value, LeaseLostError):
+        assert caught.value.reason is tako_sync.LossReason.TAKEN
 
 
 @pytest.mark.parametrize("tenant", ["other", "ACME", None, [], 3])
@@ -87,6 +130,9 @@ def test_a_value_that_was_not_declared_is_refused_and_the_known_ones_named(tenan
         ({"busy": "wiat"}, "'raise' or 'retry' or 'skip' or 'wait'"),
         ({"on_loss": "ignore"}, "on_loss"),
         ({"on_shutdown": "die"}, "on_shutdown"),
+        ({"key": "more", "among": ["acme"]}, "no parameter 'more'"),
+        ({"max_retries": -1}, "max_retries"),
+        ({"max_retries": "x"}, "max_retries"),
         ({"countdown": -1}, "countdown"),
         ({"timeout": "soon"}, "timeout"),
     ],
@@ -95,7 +141,7 @@ def test_a_declaration_that_cannot_work_is_refused_where_it_is_written(
     options: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=says):
-        leased("charge", **options)(charge)
+        leased("charge", **options)(charge_all)
 
 
 def test_the_arguments_of_a_call_that_fits_no_signature_are_the_callers_error() -> None:
