@@ -6,25 +6,29 @@ whatever it writes carries an older fence than the row has.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from django.db import models, transaction
+from django.db import IntegrityError, models, router, transaction
 
 from tako_sync.ctx import Ctx
-from tako_sync.errors import UsageError
+from tako_sync.errors import TakoError, UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 M = TypeVar("M", bound="FencedModel")
 
 
-class FencedOutError(Exception):
-    """A holder with a larger fence has written the row: what was to be written is not wanted.
+class FencedOutError(TakoError):
+    """A holder with a larger fence has written the row, or it is gone: nothing was written.
 
     Attributes:
         fence: the one that is too old.
     """
 
-    def __init__(self, what: str, fence: int) -> None:
-        super().__init__(f"{what} was written under a larger fence than {fence}: not written")
+    def __init__(self, what: str, fence: int, why: str = "was written under a larger one") -> None:
+        super().__init__()
+        self._says(f"{what} is not written under fence {fence}: it {why}", what, fence, why)
         self.fence = fence
 
 
@@ -54,7 +58,7 @@ class FencedModel(models.Model):
 
     fence: models.Field[int, int] = models.BigIntegerField(default=0, editable=False)
 
-    objects: FencedQuerySet[Any] = FencedQuerySet.as_manager()  # type: ignore[assignment]
+    objects: ClassVar[FencedQuerySet[Self]] = FencedQuerySet.as_manager()  # type: ignore[assignment]
 
     class Meta:
         abstract = True
@@ -62,32 +66,71 @@ class FencedModel(models.Model):
     def save_fenced(
         self, fence: int | Ctx, *, update_fields: list[str] | None = None, using: str | None = None
     ) -> None:
-        """Save, unless the row was written under a larger fence.
+        """Save, unless the row was written under a larger fence, or was read and is gone.
+
+        What was deleted cannot say under which fence: a new instance of the same primary key
+        makes the row anew. Keep a row that marks the deletion where a late holder may do that.
 
         Args:
             fence: of the holder that writes: ``ctx.fence``, or the ctx.
             update_fields, using: as of ``save``.
 
         Raises:
-            FencedOutError: it was; nothing is written, and the instance is as before.
+            FencedOutError: it was, or is; nothing is written, and the instance is as before.
         """
-        number, before = number_of(fence), self.fence
-        alias = using or self._state.db
-        manager = type(self)._base_manager.using(alias)
-        with transaction.atomic(using=manager.db):
-            if not self._state.adding:
-                # This locks the row until the end of the transaction, so the save that follows
-                # cannot meet a larger fence.
-                row = manager.filter(pk=self.pk, fence__lte=number)
-                if not row.update(fence=number) and manager.filter(pk=self.pk).exists():
-                    raise FencedOutError(f"{self._meta.label} {self.pk!r}", number)
-            self.fence = number
-            fields = None if update_fields is None else {*update_fields, "fence"}
-            try:
-                self.save(update_fields=fields, using=using)
-            except BaseException:
-                self.fence = before
-                raise
+        number, before, adding = number_of(fence), self.fence, self._state.adding
+        alias = using or router.db_for_write(type(self), instance=self)
+        fields = None if update_fields is None else {*update_fields, "fence"}
+        try:
+            with transaction.atomic(using=alias):
+                found = self._claim(number, alias)
+                if not found and not adding and self.pk is not None:
+                    raise FencedOutError(self._named(), number, "is gone")
+                if not found and fields is None:
+                    found = not self._insert(number, alias)
+                if found or fields is not None:
+                    self.fence, self._state.adding = number, adding and not found
+                    self.save(update_fields=fields, using=alias)
+        except BaseException:
+            self.fence, self._state.adding = before, adding
+            raise
+
+    def _claim(self, number: int, alias: str) -> bool:
+        """Write the fence, and so lock the row until the end of the transaction.
+
+        What is saved after that cannot meet a larger one. Returns whether there is a row.
+        """
+        owner: Any = self._meta.get_field("fence").model  # a parent, where models inherit tables
+        link = self._meta.get_ancestor_link(owner)
+        key = getattr(self, owner._meta.pk.attname)
+        if key is None and link is not None:
+            key = getattr(self, link.attname)
+        if key is None:
+            return False
+        row = owner._base_manager.using(alias).filter(pk=key)
+        if row.filter(fence__lte=number).update(fence=number):
+            return True
+        if row.exists():
+            raise FencedOutError(self._named(), number)
+        return False
+
+    def _insert(self, number: int, alias: str) -> bool:
+        """Insert a row; return False if somebody else has, and it was claimed since."""
+        self.fence = number
+        # Nothing but an INSERT, in all tables from that of the fence on: save() would try an
+        # UPDATE before, and meet a row that another holder has inserted since the claim.
+        owner: Any = self._meta.get_field("fence").model
+        try:
+            with transaction.atomic(using=alias):
+                self.save(force_insert=(owner,), using=alias)
+        except IntegrityError:
+            if not self._claim(number, alias):
+                raise  # it was of something else
+            return False
+        return True
+
+    def _named(self) -> str:
+        return f"{self._meta.label} {self.pk!r}"
 
 
 def number_of(fence: int | Ctx) -> int:

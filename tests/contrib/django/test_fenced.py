@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-from django.db.models import F
-from django.test import TestCase
+import pickle
 
-from contrib.django.shop.models import Account
+import pytest
+from django.db import IntegrityError
+from django.db.models import F
+from django.test import TestCase, override_settings
+
+from contrib.django.shop.models import Account, Letter, Rate
 from tako_sync.contrib.django.fenced import FencedOutError
 from tako_sync.contrib.django.testing import TakoTestMixin
 from tako_sync.ctx import Ctx
@@ -34,7 +37,7 @@ class Fenced(TakoTestMixin, TestCase):
         stale = Account.objects.get(pk=self.account.pk)
         self.account.save_fenced(7)
         stale.balance = 99
-        with pytest.raises(FencedOutError, match="larger fence than 6"):
+        with pytest.raises(FencedOutError, match="not written under fence 6: .* larger"):
             stale.save_fenced(6)
         assert self.stored() == (1, 7) and stale.fence == 0
 
@@ -61,6 +64,72 @@ class Fenced(TakoTestMixin, TestCase):
         made.save_fenced(4)
         assert Account.objects.get(pk=made.pk).fence == 4
 
+    def test_a_row_that_is_written_by_its_key_alone_keeps_its_fence(self) -> None:
+        Rate(key="eur", value=1).save_fenced(9)
+        late = Rate(key="eur", value=666)
+        with pytest.raises(FencedOutError, match="larger"):
+            late.save_fenced(5)
+        assert late.fence == 0 and late._state.adding
+        with pytest.raises(FencedOutError):
+            Account(pk=self.make(9).pk, name="x").save_fenced(5)
+        Rate(key="eur", value=2).save_fenced(9)
+        row = Rate.objects.get()
+        assert (row.value, row.fence) == (2, 9)
+
+    def test_a_row_that_another_has_inserted_meanwhile_is_met(self) -> None:
+        class Late(Rate):
+            class Meta:
+                proxy = True
+                app_label = "shop"
+
+            def _claim(self, number: int, alias: str) -> bool:
+                found = super()._claim(number, alias)
+                if not Rate.objects.exists():  # in this test's transaction, rolled back with it
+                    Rate.objects.create(key="eur", value=1, fence=9)
+                return found
+
+        with pytest.raises(FencedOutError, match="larger"):
+            Late(key="eur", value=2).save_fenced(7)
+        Late(key="eur", value=2).save_fenced(11)
+        row = Rate.objects.get()
+        assert (row.value, row.fence) == (2, 11)
+
+    def test_what_an_insert_cannot_is_told_and_nothing_is_changed(self) -> None:
+        account = Account(name=None)
+        with pytest.raises(IntegrityError):
+            account.save_fenced(4)
+        assert account.fence == 0 and account._state.adding
+
+    def test_a_row_that_is_gone_is_not_made_again_by_who_has_read_it(self) -> None:
+        late = Account.objects.get(pk=self.account.pk)
+        Account.objects.filter(pk=late.pk).delete()
+        with pytest.raises(FencedOutError, match="is gone"):
+            late.save_fenced(3)
+        assert not Account.objects.exists()
+
+    def test_the_fence_of_a_parents_table_counts(self) -> None:
+        letter = Letter(name="a", to="b")
+        letter.save_fenced(5)
+        letter.to = "c"
+        letter.save_fenced(6)
+        with pytest.raises(FencedOutError):
+            Letter.objects.get().save_fenced(5)
+        base = self.make(9)
+        with pytest.raises(FencedOutError):
+            Letter(account_ptr=base, name="late", to="x").save_fenced(8)
+        with pytest.raises(FencedOutError):
+            Letter(pk=base.pk, name="late", to="x").save_fenced(8)
+        Letter(account_ptr=base, name="now", to="x").save_fenced(9)
+        assert [(row.name, row.to, row.fence) for row in Letter.objects.order_by("pk")] == [
+            ("a", "c", 6),
+            ("now", "x", 9),
+        ]
+
+    def make(self, fence: int) -> Account:
+        made = Account(name="b")
+        made.save_fenced(fence)
+        return made
+
     def test_only_the_fields_that_were_named_are_written(self) -> None:
         self.account.name, self.account.balance = "z", 50
         self.account.save_fenced(3, update_fields=["balance"])
@@ -73,3 +142,35 @@ class Fenced(TakoTestMixin, TestCase):
                 self.account.save_fenced(wrong)  # type: ignore[arg-type]
             with pytest.raises(UsageError, match="fence"):
                 Account.objects.update_fenced(wrong, balance=0)  # type: ignore[arg-type]
+
+    def test_being_fenced_out_reaches_another_process(self) -> None:
+        error = FencedOutError("shop.Rate 'eur'", 7)
+        for same in (pickle.loads(pickle.dumps(error)), FencedOutError(*error.args)):
+            assert (str(same), same.fence) == (str(error), 7)
+
+
+class ToTheReplica:
+    """Reads from one database, writes to another."""
+
+    def db_for_read(self, model: type, **hints: object) -> str:
+        return "other"
+
+    def db_for_write(self, model: type, **hints: object) -> str:
+        return "default"
+
+
+class WithAReplica(TestCase):
+    databases = {"default", "other"}
+
+    def test_it_is_the_database_that_is_written_to_whose_fence_counts(self) -> None:
+        for alias, fence in (("default", 9), ("other", 0)):
+            Account.objects.using(alias).create(pk=1, name="a", balance=1, fence=fence)
+        with override_settings(DATABASE_ROUTERS=[ToTheReplica()]):
+            late = Account.objects.get(pk=1)
+            late.balance = 777
+            with pytest.raises(FencedOutError):
+                late.save_fenced(5)
+            late.save_fenced(10)
+            late.save_fenced(11, using="other")
+        rows = [Account.objects.using(alias).get(pk=1) for alias in ("default", "other")]
+        assert [(row.balance, row.fence) for row in rows] == [(777, 10), (777, 11)]

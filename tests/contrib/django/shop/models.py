@@ -12,5 +12,21 @@ class Account(FencedModel):
     balance: models.Field[int, int] = models.IntegerField(default=0)
 
 
+class Rate(FencedModel):
+    """Of a natural key."""
+
+    key: models.Field[str, str] = models.CharField(max_length=20, primary_key=True)
+    value: models.Field[int, int] = models.IntegerField(default=0)
+
+    class Meta:
+        ordering = ("key",)
+
+
+class Letter(Account):
+    """Of two tables: the fence is in the parent's."""
+
+    to: models.Field[str, str] = models.CharField(max_length=20)
+
+
 class Entry(models.Model):
     text: models.Field[str, str] = models.CharField(max_length=50)
