@@ -87,12 +87,7 @@ def leased(
     allowed_wait = default if timeout is None else seconds("timeout", timeout, or_zero=True)
 
     def decorate(fn: Callable[P, R]) -> Callable[P, R]:
-        if isinstance(fn, Task):
-            raise UsageError(
-                f"@leased(...) stands above the task {fn.name}, whose worker would not know of it: "
-                "write it below @app.task"
-            )
-        checks.guarded(fn)
+        _check(fn)
         keys = Keys.of(name, fn, key, among)
 
         @functools.wraps(fn)
@@ -123,6 +118,15 @@ def leased(
         return task
 
     return decorate
+
+
+def _check(fn: object) -> None:
+    if isinstance(fn, Task):
+        raise UsageError(
+            f"@leased(...) stands above the task {fn.name}, whose worker would not know of it: "
+            "write it below @app.task"
+        )
+    checks.guarded(fn)
 
 
 def _running() -> Task[Any, Any] | None:

@@ -1,4 +1,4 @@
-"""Whether a transaction is open that somebody meant."""
+"""Whether a transaction is open that somebody meant, and who ends it."""
 
 from __future__ import annotations
 
@@ -15,3 +15,12 @@ def in_transaction(alias: str) -> bool:
         return False  # never used in this thread: asking would connect nothing, but make it
     blocks = connections[alias].atomic_blocks
     return any(not getattr(block, "_from_testcase", False) for block in blocks)
+
+
+def by_hand(alias: str) -> bool:
+    """Return whether this thread commits by itself on a database: autocommit is off."""
+    connection = connections[alias]
+    if connection.in_atomic_block:
+        return False
+    opened = connection.connection is not None
+    return not (connection.autocommit if opened else connection.settings_dict["AUTOCOMMIT"])

@@ -53,7 +53,7 @@ def test_what_cannot_be_read_is_nothing_sent(memo: str) -> None:
 
 def test_a_naive_time_comes_back_as_it_was_beside_those_in_zones() -> None:
     berlin = NOON.astimezone(ZoneInfo("Europe/Berlin"))
-    naive = datetime(2026, 7, 1, 3)
+    naive = datetime(2026, 7, 1, 3)  # noqa: DTZ001
     memo = encode({"berlin": berlin, "naive": naive})
     assert remembered(memo, "naive", naive) == naive
     again = remembered(memo, "berlin", berlin)

@@ -37,7 +37,7 @@ class Fenced(TakoTestMixin, TestCase):
         stale = Account.objects.get(pk=self.account.pk)
         self.account.save_fenced(7)
         stale.balance = 99
-        with pytest.raises(FencedOutError, match="not written under fence 6: .* larger"):
+        with pytest.raises(FencedOutError, match=r"not written under fence 6: .* larger"):
             stale.save_fenced(6)
         assert self.stored() == (1, 7) and stale.fence == 0
 

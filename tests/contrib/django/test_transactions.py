@@ -11,11 +11,15 @@ from django.test import TestCase, TransactionTestCase, override_settings
 
 import tako_sync
 from contrib.django.shop.models import Entry
+from tako_sync.backends.memory import MemoryLease
 from tako_sync.contrib.django.conf import TransactionWarning
 from tako_sync.contrib.django.testing import TakoTestMixin
 from tako_sync.contrib.django.transactions import hold
 from tako_sync.errors import CampaignTimeoutError, LeaseLostError, UsageError
+from tako_sync.flag import Flag
 from tako_sync.lock import Lock
+from tako_sync.policy import LeasePolicy
+from tako_sync.runtime import Runtime
 
 
 def held(name: str = "ledger") -> bool:
@@ -115,6 +119,44 @@ class UntilCommit(TakoTestMixin, TransactionTestCase):
                 Entry.objects.create(text="x")
             ctx.lease.lose(tako_sync.LossReason.BROKEN)
         assert Entry.objects.count() == 1
+
+    def test_a_hook_that_fails_before_it_does_not_keep_it_whoever_keeps_the_traceback(self) -> None:
+        with pytest.raises(ZeroDivisionError) as kept, transaction.atomic():
+            transaction.on_commit(lambda: 1 / 0)
+            with hold("ledger", until_commit=True, timeout=0):
+                Entry.objects.create(text="x")
+        assert kept.value.__traceback__ is not None and Entry.objects.count() == 1
+        Lock("ledger").do(lambda ctx: None, timeout=20)  # within a poll
+
+    def test_a_long_transaction_keeps_it_over_many_looks(self) -> None:
+        fast = Runtime(MemoryLease(), app="test", policy=LeasePolicy(ttl=3, poll=0.02))
+        lock, seen = Lock("ledger").bound_to(fast), []
+        with transaction.atomic():
+            with hold(lock, until_commit=True):
+                pass
+            for _ in range(10):
+                fast.clock.wait(Flag(), 0.02)
+                seen.append(lock.holder() is not None)
+        assert seen == [True] * 10 and lock.holder() is None
+
+    def test_hooks_that_are_registered_inside_run_under_the_lease(self) -> None:
+        seen: list[bool] = []
+        with transaction.atomic(), hold("ledger", until_commit=True):
+            transaction.on_commit(lambda: seen.append(held()))
+        assert seen == [True] and not held()
+
+    def test_where_transactions_are_managed_by_hand_it_says_that_it_cannot(self) -> None:
+        transaction.set_autocommit(False)
+        try:
+            with pytest.raises(UsageError, match="by hand"), hold("ledger", until_commit=True):
+                raise AssertionError
+            with hold("ledger"):
+                Entry.objects.create(text="x")
+                transaction.commit()
+        finally:
+            transaction.rollback()
+            transaction.set_autocommit(True)
+        assert not held() and Entry.objects.count() == 1
 
     def test_someone_elses_is_waited_for_as_long_as_was_said(self) -> None:
         self.occupy("ledger")
