@@ -109,6 +109,9 @@ class Runtime:
         ConfigurationError: an argument cannot work, or the policy not with this backend.
     """
 
+    implied = False
+    """Whether nobody has chosen the storage."""
+
     def __init__(
         self,
         backend: LeaseBackend | str,
@@ -270,7 +273,7 @@ def configure(
     )
     with _guard.locked():
         _bound, _by_default = runtime, False
-    return runtime
+    return announced(runtime)
 
 
 def current() -> Runtime:
@@ -284,7 +287,7 @@ def current() -> Runtime:
         with _guard.locked():
             if _bound is None:
                 _by_default = _default is not None
-                _bound = resolve(os.environ) if _default is None else _default()
+                _bound = announced(resolve(os.environ) if _default is None else _default())
     return _bound
 
 
@@ -335,7 +338,7 @@ def resolve(
     note: str = "",
     listeners: Iterable[Listener] = (),
 ) -> Runtime:
-    """Return what :func:`configure` would bind to, and bind nothing."""
+    """Return what :func:`configure` would bind to; bind nothing and say nothing."""
     chosen = backend if backend is not None else _backend_of(environ)
     runtime = Runtime(
         chosen if chosen is not None else _default_url(environ),
@@ -346,7 +349,13 @@ def resolve(
         note=note,
         listeners=listeners,
     )
-    if chosen is None:
+    runtime.implied = chosen is None
+    return runtime
+
+
+def announced(runtime: Runtime) -> Runtime:
+    """Return a binding that is to be used; say so if nobody has chosen its storage."""
+    if runtime.implied:
         log.warning(
             "no backend is configured: leases of %s/%s are kept in %s and exclude the processes "
             "of this user on this machine only; set TAKO_BACKEND or call tako_sync.configure()",

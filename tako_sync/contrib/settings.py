@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import attrs
 
+from tako_sync.abc import Listener
 from tako_sync.errors import ConfigurationError
 from tako_sync.policy import LeasePolicy, seconds
 from tako_sync.runtime import Runtime, resolve
@@ -18,7 +19,9 @@ takes a worker for hung."""
 KNOWN: Final = ("APP", "BACKEND", "ENV", "LISTENERS", "NOTE", "POLICY", "TIMEOUT")
 
 
-def binding(settings: Mapping[str, Any], where: str) -> Runtime:
+def binding(
+    settings: Mapping[str, Any], where: str, listeners: tuple[Listener, ...] = ()
+) -> Runtime:
     """Return the binding that settings make; what they do not say comes from the environment.
 
     Args:
@@ -26,6 +29,7 @@ def binding(settings: Mapping[str, Any], where: str) -> Runtime:
             wait where they are given no timeout, 10 by default; None: for ever. The others as
             of :func:`tako_sync.configure`.
         where: how a key is written there, for messages: ``TAKO_{}``.
+        listeners: besides those of the settings.
 
     Raises:
         ConfigurationError: an unknown key, or a value that cannot work.
@@ -43,10 +47,15 @@ def binding(settings: Mapping[str, Any], where: str) -> Runtime:
     if wait is not None:
         wait = seconds(where.format("TIMEOUT"), wait, or_zero=True)
     given = {key.lower(): settings[key] for key in ("APP", "ENV", "BACKEND") if settings.get(key)}
+    told = settings.get("LISTENERS", ())
+    if not isinstance(told, (list, tuple)):
+        raise ConfigurationError(
+            f"{where.format('LISTENERS')} is a list of functions, not {told!r}"
+        )
     return resolve(
         os.environ,
         policy=attrs.evolve(policy, wait=wait),
         note=settings.get("NOTE", ""),
-        listeners=settings.get("LISTENERS", ()),
+        listeners=(*told, *listeners),
         **given,
     )

@@ -63,7 +63,8 @@ class LeaseAdmin(_Admin):
             raise PermissionDenied
         fields = request.POST if request.method == "POST" else request.GET
         name, version = fields.get("name", ""), fields.get("version", "")
-        back = HttpResponseRedirect(reverse(f"{self.admin_site.name}:tako_sync_lease_changelist"))
+        page = "tako_sync_lease_changelist" if self.has_view_permission(request) else "index"
+        back = HttpResponseRedirect(reverse(f"{self.admin_site.name}:{page}"))
         try:
             runtime = current()
             identity = runtime.identity(names.part("a lease's name", name))

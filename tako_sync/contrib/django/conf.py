@@ -44,9 +44,7 @@ def binding() -> Runtime:
     warn = found.pop(WARN, True)
     if not isinstance(warn, bool):
         raise ConfigurationError(f'{SETTING}["{WARN}"] is True or False, not {warn!r}')
-    if warn:
-        found["LISTENERS"] = (*found.get("LISTENERS", ()), _Trap())
-    return common.binding(found, SETTING + '["{}"]')
+    return common.binding(found, SETTING + '["{}"]', (_Trap(),) if warn else ())
 
 
 class _Trap:

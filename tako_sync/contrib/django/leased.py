@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from tako_sync import checks
 from tako_sync.contrib.attempt import Ended, attempt
+from tako_sync.contrib.mixins import comes_first
+from tako_sync.errors import ConfigurationError
 from tako_sync.lock import Lock
 
 
@@ -23,6 +26,10 @@ class LeasedCommandMixin:
 
     lease_name: str | None = None
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        comes_first(cls, LeasedCommandMixin, BaseCommand)
+
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)  # type: ignore[misc]
         parser.add_argument(
@@ -35,7 +42,10 @@ class LeasedCommandMixin:
 
     def execute(self, *args: Any, **options: Any) -> Any:
         name = self.lease_name or type(self).__module__.rpartition(".")[2].lower()
-        wait = options.pop("tako_wait", 0.0) or 0.0
+        try:
+            wait = checks.timeout(options.pop("tako_wait", 0.0) or 0.0)
+        except ConfigurationError as error:
+            raise CommandError(f"--tako-wait: {error}") from error
         outcome = attempt(
             Lock(name),
             lambda: super(LeasedCommandMixin, self).execute(*args, **options),  # type: ignore[misc]

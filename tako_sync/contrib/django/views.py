@@ -6,10 +6,11 @@ import functools
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Concatenate, Final, ParamSpec, cast
+from typing import Concatenate, Final, ParamSpec, TypeVar, cast
 
+from asgiref.sync import iscoroutinefunction
 from django.db import connections, transaction
-from django.http import FileResponse, HttpRequest, JsonResponse
+from django.http import FileResponse, HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
 
 from tako_sync import checks
@@ -22,15 +23,17 @@ from tako_sync.record import Holder
 from tako_sync.runtime import current
 
 P = ParamSpec("P")
-View = Callable[Concatenate[HttpRequest, P], HttpResponseBase]
-Busy = Callable[[HttpRequest, Holder | None], HttpResponseBase]
+Request = TypeVar("Request", bound=HttpRequest)
+Response = TypeVar("Response", bound=HttpResponseBase)
+View = Callable[Concatenate[Request, P], Response]
+Busy = Callable[[HttpRequest, Holder | None], HttpResponse]
 
 log: Final = logging.getLogger("tako_sync")
 
 
 def guard(
-    lock: Lock | str, *, timeout: float = 0.0, busy: Busy | None = None
-) -> Callable[[View[P]], View[P]]:
+    lock: Lock | str, *, timeout: float | None = 0.0, busy: Busy | None = None
+) -> Callable[[View[Request, P, Response]], View[Request, P, Response | HttpResponse]]:
     """Decorate a view: each call holds a lease until it returns.
 
     Inside, ``tako_sync.current_ctx()`` finds the ctx. Someone else holds it: 409, with
@@ -38,12 +41,17 @@ def guard(
     returns, for another one may run. It cannot be settled who holds it: 503.
 
     The transaction of ``ATOMIC_REQUESTS`` is put inside the lease: it is committed while that
-    is held, and rolled back if it is lost before. A response that is streamed is made after the
-    view has returned, and is refused; a ``TemplateResponse`` is rendered then, too.
+    is held, and rolled back if it is lost before. So it is around the view alone, not around
+    ``busy`` or decorators above this one. A class-based view is decorated by its ``dispatch``, with
+    ``method_decorator``: the transaction is around a ``get`` or ``post`` before this is called.
+
+    A response that is streamed is made after the view has returned, and is refused, but for one
+    of a file; a ``TemplateResponse`` is rendered then, too.
 
     Args:
         lock: or its name.
-        timeout: seconds to wait for it. By default one attempt is made.
+        timeout: seconds to wait for it. By default one attempt is made; None: as long as
+            ``TAKO["TIMEOUT"]`` says.
         busy: returns the answer in place of the 409, given the request and who holds it, if that
             is known.
 
@@ -56,17 +64,21 @@ def guard(
         raise UsageError(f"guard() is given a tako_sync.Lock or its name, not {lock!r}")
     checks.timeout(timeout)
 
-    def decorate(view: View[P]) -> View[P]:
-        checks.guarded(view)
-        outside = frozenset(getattr(view, "_non_atomic_requests", ()))
+    def decorate(
+        view: View[Request, P, Response],
+    ) -> View[Request, P, Response | HttpResponse]:
+        _check(view)
+        outside = _Everywhere(getattr(view, "_non_atomic_requests", ()))
 
         @functools.wraps(view)
-        def guarded(request: HttpRequest, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
-            def under_the_lease() -> HttpResponseBase:
+        def guarded(
+            request: Request, /, *args: P.args, **kwargs: P.kwargs
+        ) -> Response | HttpResponse:
+            def under_the_lease() -> Response:
                 with ExitStack() as transactions:
                     for alias in connections:
                         wanted = connections[alias].settings_dict["ATOMIC_REQUESTS"]
-                        if wanted and alias not in outside:
+                        if wanted and not outside.names(alias):
                             transactions.enter_context(transaction.atomic(using=alias))
                     response = _made(view(request, *args, **kwargs))
                     current_ctx().check()  # before the commit
@@ -74,23 +86,46 @@ def guard(
 
             outcome = attempt(guarding, under_the_lease, timeout=timeout)
             if outcome.ended is Ended.RAN:
-                return cast(HttpResponseBase, outcome.value)
+                return cast(Response, outcome.value)
             if outcome.ended is Ended.BUSY and busy is not None:
                 return busy(request, holder_of(outcome))
             told = answer(outcome, guarding.name, current().policy)
             log.warning("%s: %s", request.path, outcome.error)
             return JsonResponse(told.facts, status=told.status, headers=told.headers)
 
-        # Django would put the transaction of ATOMIC_REQUESTS around the lease.
-        guarded._non_atomic_requests = set(connections)  # type: ignore[attr-defined]
+        guarded._non_atomic_requests = outside  # type: ignore[attr-defined]
         return guarded
 
     return decorate
 
 
-def _made(response: HttpResponseBase) -> HttpResponseBase:
+class _Everywhere(set[str]):
+    """Where Django is to open no transaction: nowhere, it would be around the lease.
+
+    Its elements are the databases on which the user wants none: ``non_atomic_requests`` adds them,
+    below the guard or above it.
+    """
+
+    def __contains__(self, alias: object) -> bool:
+        return True
+
+    def names(self, alias: str) -> bool:
+        return super().__contains__(alias)
+
+
+def _check(view: object) -> None:
+    if iscoroutinefunction(view):  # also what as_view() returns for a class of such methods
+        raise UsageError(
+            f"{view!r} is asynchronous: a guarded view is a plain function, which Django runs in a "
+            "thread of its own"
+        )
+    checks.guarded(view)
+
+
+def _made(response: Response) -> Response:
     """Return a view's response, unless its work is only to be done."""
-    if getattr(response, "streaming", False) and not isinstance(response, FileResponse):
+    of_a_file = isinstance(response, FileResponse) and response.file_to_stream is not None
+    if getattr(response, "streaming", False) and not of_a_file:
         response.close()
         raise UsageError(
             "a guarded view answers with a stream, which would be made after its lease was given "

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import functools
+import io
 from collections.abc import Callable, Iterable
 from typing import Any, Final, ParamSpec
 
 import flask
 from flask.typing import ResponseReturnValue
+from werkzeug.exceptions import HTTPException
+from werkzeug.wrappers import Response
+from werkzeug.wsgi import FileWrapper
 
 from tako_sync import checks
 from tako_sync.contrib.answers import answer, holder_of
@@ -17,7 +21,7 @@ from tako_sync.contrib.settings import binding
 from tako_sync.errors import ConfigurationError, UsageError
 from tako_sync.lock import Lock
 from tako_sync.record import Holder
-from tako_sync.runtime import Runtime, by_default, current, in_context
+from tako_sync.runtime import Runtime, announced, by_default, current, in_context
 from tako_sync.singleton import Singleton
 
 _PREFIX: Final = "TAKO_"
@@ -61,7 +65,7 @@ class Tako:
             )
         if runtime is None and settings:
             stripped = {key.removeprefix(_PREFIX): value for key, value in settings.items()}
-            runtime = binding(stripped, _PREFIX + "{}")
+            runtime = announced(binding(stripped, _PREFIX + "{}"))
         if _KEY in app.extensions:
             raise UsageError(f"the application {app.name!r} has been bound before: do so once")
         app.extensions[_KEY] = runtime
@@ -83,7 +87,7 @@ class Tako:
         return extensions[_KEY] or current()
 
     def guard(
-        self, lock: Lock | str, *, timeout: float = 0.0, busy: Busy | None = None
+        self, lock: Lock | str, *, timeout: float | None = 0.0, busy: Busy | None = None
     ) -> Callable[[Callable[P, ResponseReturnValue]], Callable[P, ResponseReturnValue]]:
         """Decorate a view, below the route: each call holds a lease until it returns.
 
@@ -91,11 +95,13 @@ class Tako:
         ``Retry-After`` and who it is. The lease is lost while the view runs: 503 whatever it
         returns, for another one may run. It cannot be settled who holds it: 503.
 
-        A response that is streamed is made after the view has returned, and is refused.
+        A response that is streamed is made after the view has returned, and is refused, but for
+        that of ``send_file``.
 
         Args:
             lock: or its name.
-            timeout: seconds to wait for it. By default one attempt is made.
+            timeout: seconds to wait for it. By default one attempt is made; None: as long as
+                ``TAKO_TIMEOUT`` says.
             busy: returns the answer in place of the 409, given who holds it, if that is known.
 
         Raises:
@@ -114,7 +120,9 @@ class Tako:
 
             @functools.wraps(view)
             def guarded(*args: P.args, **kwargs: P.kwargs) -> ResponseReturnValue:
-                outcome = attempt(guarding, lambda: _made(view(*args, **kwargs)), timeout=timeout)
+                outcome = attempt(
+                    guarding, lambda: _made(lambda: view(*args, **kwargs)), timeout=timeout
+                )
                 if outcome.ended is Ended.RAN:
                     return outcome.value  # type: ignore[return-value]
                 if outcome.ended is Ended.BUSY and busy is not None:
@@ -136,22 +144,36 @@ class Tako:
         return blueprint(tuple(singletons), prefix)
 
 
-def _made(value: ResponseReturnValue) -> ResponseReturnValue:
-    """Return a view's value, unless its work is only to be done."""
-    response = value[0] if isinstance(value, tuple) and value else value
-    if isinstance(response, flask.Response) and response.is_streamed:
-        if not response.direct_passthrough:  # as of send_file
-            response.close()
-            raise UsageError(
-                "a guarded view answers with a stream, which would be made after its lease was "
-                "given back: make it inside, and answer with the whole"
-            )
-    elif hasattr(response, "__next__"):
-        raise UsageError(
-            "a guarded view answers with a generator, whose work would be done after its lease "
-            "was given back: do it inside, and answer with the whole"
-        )
+def _made(view: Callable[[], ResponseReturnValue]) -> ResponseReturnValue:
+    """Return what a view does, or raise its abort, unless its work is only to be done."""
+    try:
+        value = view()
+    except HTTPException as abort:
+        _whole(abort.response)
+        raise
+    _whole(value[0] if isinstance(value, tuple) and value else value)
     return value
+
+
+def _whole(answer: object) -> None:
+    if isinstance(answer, Response):
+        if not answer.is_streamed or _of_a_file(answer):
+            return
+        answer.close()
+    elif not hasattr(answer, "__next__"):
+        return
+    raise UsageError(
+        "a guarded view answers with a stream, which would be made after its lease was given back: "
+        "make it inside, and answer with the whole"
+    )
+
+
+def _of_a_file(answer: Response) -> bool:
+    """Return whether it is as ``send_file`` makes it: the server reads a file that is there."""
+    wrapper = flask.request.environ.get("wsgi.file_wrapper", FileWrapper)
+    if isinstance(wrapper, type):
+        return isinstance(answer.response, wrapper)
+    return answer.direct_passthrough and isinstance(answer.response, io.IOBase)  # as of uWSGI
 
 
 def _of_context() -> Runtime | None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from django.contrib.auth.models import Permission, User
-from django.core.management import CommandError, call_command
+from django.core.management import BaseCommand, CommandError, call_command
 from django.test import SimpleTestCase, TestCase, override_settings
 
 import tako_sync
 from tako_sync.contrib.django.checks import check
+from tako_sync.contrib.django.leased import LeasedCommandMixin
 from tako_sync.contrib.django.testing import TakoTestMixin
+from tako_sync.errors import UsageError
 from tako_sync.lock import Lock
 from tako_sync.record import Record, read
 from tako_sync.runtime import current
@@ -45,6 +47,9 @@ class Settings(SimpleTestCase):
             {"POLICY": 30},
             {"APP": "My Shop"},
             {"WARN_IN_TRANSACTION": "no"},
+            {"LISTENERS": None},
+            {"LISTENERS": 5},
+            {"LISTENERS": [5]},
             ["memory:"],
         ):
             assert ids(TAKO=wrong) == ["E001"], wrong
@@ -53,8 +58,43 @@ class Settings(SimpleTestCase):
 GOOD = {"APP": "shop", "ENV": "prod", "BACKEND": "sqlite:////tmp/x/leases.sqlite3"}
 
 
+class TheOrderOfBases(SimpleTestCase):
+    def test_that_would_leave_a_mixin_unasked_is_refused(self) -> None:
+        with pytest.raises(UsageError, match=r"class Command\(LeasedCommandMixin, \.\.\.\)"):
+
+            class Command(BaseCommand, LeasedCommandMixin):
+                pass
+
+        with pytest.raises(UsageError, match="TakoTestMixin"):
+
+            class Late(TestCase, TakoTestMixin):
+                pass
+
+
+class InTheDataOfAClass(TakoTestMixin, TestCase):
+    seen: ClassVar[int]
+
+    @classmethod
+    def setUpTestData(cls) -> None:
+        assert current() is cls.tako
+        Lock("reindex").do(lambda ctx: None)
+        cls.seen = id(cls.tako)
+
+    def test_there_is_a_storage_too_and_each_test_has_its_own(self) -> None:
+        assert current() is self.tako
+        assert id(self.tako) != self.seen and id(type(self).tako) == self.seen
+        assert self.tako.backend.describe() == "memory:"
+
+
 class Checks(SimpleTestCase):
     databases = "__all__"  # type: ignore[assignment]
+
+    def test_bind_nothing_and_so_do_not_say_that_nobody_chose_a_storage(self) -> None:
+        with self.assertNoLogs("tako_sync"):
+            assert "W004" in ids(TAKO={"APP": "shop"}, DEBUG=False)
+        with override_settings(TAKO={"APP": "shop"}), self.assertLogs("tako_sync") as said:
+            current()
+        assert "no backend is configured" in said.output[0]
 
     def test_find_nothing_where_all_is_said(self) -> None:
         assert ids(TAKO=GOOD, DEBUG=False) == []
@@ -124,6 +164,14 @@ class Commands(TakoTestMixin, SimpleTestCase):
         assert len(asked) == 2
         assert Lock("reindex").holder().state == "broken"  # type: ignore[union-attr]
 
+    def test_break_says_how_to_where_there_is_nobody_to_ask(self) -> None:
+        self.occupy("reindex")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("sys.stdin", io.StringIO())
+            with pytest.raises(CommandError, match="--version-shown"):
+                said("break", "reindex")
+        assert Lock("reindex").holder().state == "held"  # type: ignore[union-attr]
+
     def test_break_does_not_ask_where_it_is_told_what_was_shown(self) -> None:
         self.occupy("reindex")
         holder = Lock("reindex").holder()
@@ -160,6 +208,11 @@ class Commands(TakoTestMixin, SimpleTestCase):
         held.release()
         call_command("nightly", "--tako-wait", "5", stdout=out, stderr=err)
         assert out.getvalue().count("ran under") == 2
+
+    def test_a_wait_that_is_none_is_refused_in_a_line(self) -> None:
+        for wait in ("-1", "nan", "inf"):
+            with pytest.raises(CommandError, match="--tako-wait"):
+                call_command("nightly", "--tako-wait", wait)
 
     def test_what_it_raises_is_djangos(self) -> None:
         with pytest.raises(CommandError, match="it fails"):
@@ -214,6 +267,15 @@ class Admin(TakoTestMixin, TestCase):
         assert "is broken" in answer.content.decode()
         content = read(self.tako.backend.read("run-test-test-reindex", timeout=1))
         assert isinstance(content, Record) and content.broken_by == "alice (admin)"
+
+    def test_who_may_break_but_not_list_hears_what_became_of_it(self) -> None:
+        self.occupy("reindex")
+        self.log_in("break_lease")
+        holder = Lock("reindex").holder()
+        assert holder is not None
+        fields = {"name": "reindex", "version": holder.version}
+        answer = self.client.post(self.page + "break/", fields, follow=True)
+        assert answer.status_code == 200 and "is broken" in answer.content.decode()
 
     def test_a_break_needs_its_token_against_forgery(self) -> None:
         from django.test import Client

@@ -29,6 +29,11 @@ def wrapped_as_django_does(view: Any) -> Any:
     return BaseHandler().make_view_atomic(view)
 
 
+def is_not_atomic(request: HttpRequest) -> HttpResponse:
+    assert not connection.in_atomic_block
+    return HttpResponse()
+
+
 class Guard(TakoTestMixin, TransactionTestCase):
     def test_a_view_runs_under_its_lease(self) -> None:
         @guard("reindex")
@@ -90,15 +95,14 @@ class Guard(TakoTestMixin, TransactionTestCase):
             view(request)
             bare = transaction.non_atomic_requests(lambda request: HttpResponse())
             seen.append(wrapped_as_django_does(bare) is bare)
-            guard("other")(transaction.non_atomic_requests(self.is_not_atomic))(request)
+            guard("other")(transaction.non_atomic_requests(is_not_atomic))(request)
+            transaction.non_atomic_requests(guard("above")(is_not_atomic))(request)
+            other = transaction.non_atomic_requests(using="other")(view)
+            assert wrapped_as_django_does(other) is other
+            other(request)
         finally:
             connection.settings_dict["ATOMIC_REQUESTS"] = False
-        assert seen == [True, True, True]
-
-    @staticmethod
-    def is_not_atomic(request: HttpRequest) -> HttpResponse:
-        assert not connection.in_atomic_block
-        return HttpResponse()
+        assert seen == [True, True, True, True, True]
 
     def test_what_a_view_raises_rolls_back_and_goes_on(self) -> None:
         @guard("reindex")
@@ -129,8 +133,9 @@ class Guard(TakoTestMixin, TransactionTestCase):
         def answering(made: HttpResponseBase) -> Any:
             return guard("reindex")(lambda request: made)
 
-        with pytest.raises(UsageError, match="after its lease was given back"):
-            answering(StreamingHttpResponse(iter([b"a"])))(request)
+        for stream in (StreamingHttpResponse(iter([b"a"])), FileResponse(iter([b"a"]))):
+            with pytest.raises(UsageError, match="after its lease was given back"):
+                answering(stream)(request)
         import io
 
         answer = answering(FileResponse(io.BytesIO(b"indexed")))(request)
@@ -161,8 +166,14 @@ class Misuse(SimpleTestCase):
         async def view(request: HttpRequest) -> HttpResponse:
             return HttpResponse()
 
+        class AsyncView(View):
+            async def get(self, request: HttpRequest) -> HttpResponse:
+                return HttpResponse()
+
         with pytest.raises(UsageError, match="asynchronous"):
-            guard("reindex")(view)  # type: ignore[arg-type]
+            guard("reindex")(view)  # type: ignore[type-var]
+        with pytest.raises(UsageError, match="asynchronous"):
+            guard("reindex")(AsyncView.as_view())
         with pytest.raises(ConfigurationError):
             guard("Re Index")
         with pytest.raises(UsageError, match="or its name"):

@@ -9,6 +9,7 @@ from typing import Any
 
 import flask
 import pytest
+import werkzeug
 from flask.testing import FlaskClient
 
 import tako_sync
@@ -166,6 +167,9 @@ def test_a_lease_that_a_view_takes_besides_is_not_taken_for_its_own(shop: Shop) 
         lambda: flask.Response(flask.stream_with_context(iter(["a", "b"]))),
         lambda: (chunk for chunk in ("a", "b")),
         lambda: (flask.Response(chunk for chunk in ("a", "b")), 200),
+        lambda: werkzeug.Response(chunk for chunk in ("a", "b")),
+        lambda: flask.Response((chunk for chunk in ("a", "b")), direct_passthrough=True),
+        lambda: flask.abort(flask.Response(chunk for chunk in ("a", "b"))),
     ],
 )
 def test_a_stream_would_be_made_after_the_lease_is_given_back_and_is_refused(
@@ -179,8 +183,17 @@ def test_a_stream_would_be_made_after_the_lease_is_given_back_and_is_refused(
 def test_a_file_is_no_such_stream(shop: Shop, tmp_path: Path) -> None:
     (tmp_path / "index.txt").write_text("indexed")
     shop.view = lambda: flask.send_file(tmp_path / "index.txt")
-    with shop.client.post("/reindex") as answer:
-        assert answer.get_data(as_text=True) == "indexed"
+    servers: tuple[dict[str, Any], ...] = ({}, {"wsgi.file_wrapper": lambda file, size=0: file})
+    for environ in servers:
+        with shop.client.post("/reindex", environ_overrides=environ) as answer:
+            assert answer.get_data(as_text=True) == "indexed"
+
+
+def test_an_abort_with_a_whole_answer_goes_on(shop: Shop) -> None:
+    shop.view = lambda: flask.abort(418)
+    assert shop.client.post("/reindex").status_code == 418
+    shop.view = lambda: flask.abort(flask.Response("later", 425))
+    assert shop.client.post("/reindex").status_code == 425
 
 
 @pytest.mark.parametrize("timeout", [None, 0])

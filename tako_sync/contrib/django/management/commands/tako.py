@@ -84,7 +84,7 @@ class Command(BaseCommand):
             self.stdout.write(f"{name}: {holder}")
             if now:
                 self.stdout.write("Its work and the next holder's may overlap.")
-            if input(f"To break it, type its name ({name}): ").strip() != name:
+            if self._answer(f"To break it, type its name ({name}): ") != name:
                 raise CommandError("not broken")
             version, owner = holder.version, holder.owner
         breaking.break_lease(
@@ -92,6 +92,14 @@ class Command(BaseCommand):
         )
         freed = "It is free." if now else "It is free when its holder has ended, or in a ttl."
         self.stdout.write(f"{name} is broken. {freed}")
+
+    def _answer(self, question: str) -> str:
+        try:
+            return input(question).strip()
+        except EOFError:
+            raise CommandError(
+                "not broken: there is nobody to ask. Give --version-shown, as `who` tells it"
+            ) from None
 
     def _handover(self, name: str, **_options: Any) -> None:
         runtime, identity = self._lease(name)
