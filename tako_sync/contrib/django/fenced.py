@@ -60,8 +60,8 @@ class FencedModel(models.Model):
 
     objects: ClassVar[FencedQuerySet[Self]] = FencedQuerySet.as_manager()  # type: ignore[assignment]
 
-    class Meta:
-        abstract = True
+    # Of no type: the Meta of a user's model need not inherit from this one.
+    Meta: Any = type("Meta", (), {"abstract": True})
 
     def save_fenced(
         self, fence: int | Ctx, *, update_fields: list[str] | None = None, using: str | None = None
