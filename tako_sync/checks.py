@@ -90,12 +90,12 @@ def plain(fn: object) -> None:
         if inspect.iscoroutinefunction(candidate) or inspect.isasyncgenfunction(candidate):
             raise UsageError(
                 f"{_named(fn)} is asynchronous: the lease would be given back before it runs. "
-                "Write: await asyncio.to_thread(lock.do, body)"
+                "Write a plain function; a coroutine writes await asyncio.to_thread(lock.do, body)"
             )
         if inspect.isgeneratorfunction(candidate):
             raise UsageError(
                 f"{_named(fn)} is a generator: the lease would be given back before it runs. "
-                "Write `with lock.hold() as ctx:` inside it"
+                "Write a plain function, or `with lock.hold() as ctx:` inside it"
             )
 
 

@@ -60,6 +60,7 @@ class _Handler:
     def __init__(self, number: signal.Signals, timeout: float) -> None:
         self._number = number
         self._timeout = timeout
+        self._until: float | None = None
         self._earlier: Any = signal.getsignal(number)
         signal.signal(number, self._handle)
 
@@ -80,6 +81,7 @@ class _Handler:
             raise SystemExit(128 + number)
 
     def _drain(self) -> None:
-        until = _CLOCK.monotonic() + self._timeout
-        while loops.threads and _CLOCK.monotonic() < until:
+        if self._until is None:  # a second signal does not give the loops more time
+            self._until = _CLOCK.monotonic() + self._timeout
+        while loops.threads and _CLOCK.monotonic() < self._until:
             _CLOCK.wait(Flag(), _LOOK)
