@@ -1002,7 +1002,7 @@ def test_an_asynchronous_body_is_refused_with_what_to_write(call: str, case: str
     assert name in text
     assert text.endswith(
         " is asynchronous: the lease would be given back before it runs. "
-        "Write: await asyncio.to_thread(lock.do, body)"
+        "Write a plain function; a coroutine writes await asyncio.to_thread(lock.do, body)"
     )
 
 
@@ -1016,7 +1016,7 @@ def test_a_generator_as_body_is_refused_with_what_to_write(call: str, case: str)
     assert name in text
     assert text.endswith(
         " is a generator: the lease would be given back before it runs. "
-        "Write `with lock.hold() as ctx:` inside it"
+        "Write a plain function, or `with lock.hold() as ctx:` inside it"
     )
 
 
