@@ -8,6 +8,7 @@ import pytest
 from django.db import IntegrityError
 from django.db.models import F
 from django.test import TestCase, override_settings
+from typing_extensions import assert_type
 
 from contrib.django.shop.models import Account, Letter, Rate
 from tako_sync.contrib.django.fenced import FencedOutError
@@ -142,6 +143,14 @@ class Fenced(TakoTestMixin, TestCase):
                 self.account.save_fenced(wrong)  # type: ignore[arg-type]
             with pytest.raises(UsageError, match="fence"):
                 Account.objects.update_fenced(wrong, balance=0)  # type: ignore[arg-type]
+
+    def test_type_checkers_know_the_model_and_its_meta(self) -> None:
+        """Rate has a Meta of its own, which is no heir of FencedModel's."""
+        assert_type(Account.objects.get(), Account)
+        assert_type(Account.objects.update_fenced(7, balance=1), int)
+        assert_type(Rate.objects.first(), "Rate | None")
+        assert_type(self.account.fence, int)
+        assert Rate._meta.ordering == ("key",) and not Rate._meta.abstract
 
     def test_being_fenced_out_reaches_another_process(self) -> None:
         error = FencedOutError("shop.Rate 'eur'", 7)

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 from django.db import connection, transaction
-from django.http import FileResponse, HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http import FileResponse, HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.test import RequestFactory, SimpleTestCase, TransactionTestCase
 from django.utils.decorators import method_decorator
 from django.views import View
+from typing_extensions import assert_type
 
 import tako_sync
 from contrib.django.shop.models import Entry
@@ -44,6 +45,18 @@ class Guard(TakoTestMixin, TransactionTestCase):
         answer = view(request, 3)
         assert (answer.status_code, getattr(answer, "content", b"")) == (201, b"done 3")
         assert Lock("reindex").holder() is None
+
+    def test_type_checkers_know_the_request_and_the_answer(self) -> None:
+        class OfATenant(HttpRequest):
+            tenant = "acme"
+
+        @guard("reindex")
+        def view(request: OfATenant, number: int) -> JsonResponse:
+            return JsonResponse({request.tenant: number})
+
+        answer = view(OfATenant(), 3)
+        assert_type(answer, "JsonResponse | HttpResponse")
+        assert answer.content == b'{"acme": 3}'
 
     def test_while_someone_else_holds_it_it_answers_409_with_the_holder(self) -> None:
         @guard(Lock("reindex"))
