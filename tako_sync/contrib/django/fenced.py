@@ -6,7 +6,7 @@ whatever it writes carries an older fence than the row has.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from django.db import IntegrityError, models, router, transaction
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 M = TypeVar("M", bound="FencedModel")
+
+_AT_ONCE: Final = 500
+"""Rows that are claimed by one statement: databases bound the number of its parameters."""
 
 
 class FencedOutError(TakoError):
@@ -38,15 +41,32 @@ class FencedQuerySet(models.QuerySet[M]):
     def update_fenced(self, fence: int | Ctx, **values: Any) -> int:
         """Update the rows whose fence is not larger; return how many that were.
 
-        One UPDATE: the check and the write are one step of the database. ``update`` itself knows
-        no fence.
+        The check and the write are one step of the database: one UPDATE; or, where the rows are
+        chosen by other tables, or are in two themselves, one transaction in which each is claimed
+        first. A row that was claimed and is no longer chosen then keeps the fence. ``update``
+        itself knows no fence.
 
         Args:
             fence: of the holder that writes: ``ctx.fence``, or the ctx.
             values: as of ``update``.
         """
         number = number_of(fence)
-        written: int = self.filter(fence__lte=number).update(fence=number, **values)
+        self._for_write = True
+        rows = self.using(self.db)
+        chosen = rows.filter(fence__lte=number)
+        owner = owner_of(self.model)
+        if owner is self.model._meta.concrete_model and chosen.query.count_active_tables() <= 1:
+            # Django makes one UPDATE of this, whose condition a database looks at once more when
+            # it has waited for a row's lock. Of anything else it makes a SELECT and an UPDATE.
+            updated: int = chosen.update(fence=number, **values)
+            return updated
+        key, written = owner._meta.pk.name, 0
+        with transaction.atomic(using=rows.db):
+            keys = sorted(set(chosen.order_by().values_list(key, flat=True)))
+            for first in range(0, len(keys), _AT_ONCE):
+                among = {f"{key}__in": keys[first : first + _AT_ONCE]}
+                written_under(owner, rows.db, number).filter(**among).update(fence=number)
+                written += rows.filter(**among, fence=number).update(fence=number, **values)
         return written
 
 
@@ -78,7 +98,8 @@ class FencedModel(models.Model):
         Raises:
             FencedOutError: it was, or is; nothing is written, and the instance is as before.
         """
-        number, before, adding = number_of(fence), self.fence, self._state.adding
+        number = number_of(fence)
+        before, adding = self._what_a_failure_changes(), self._state.adding
         alias = using or router.db_for_write(type(self), instance=self)
         fields = None if update_fields is None else {*update_fields, "fence"}
         try:
@@ -92,37 +113,47 @@ class FencedModel(models.Model):
                     self.fence, self._state.adding = number, adding and not found
                     self.save(update_fields=fields, using=alias)
         except BaseException:
-            self.fence, self._state.adding = before, adding
+            self._state.adding = adding
+            for name in [*before, *self._what_a_failure_changes()]:
+                self.__dict__.pop(name, None)
+            self.__dict__.update(before)
             raise
+
+    def _what_a_failure_changes(self) -> dict[str, Any]:
+        """Return the fence and the primary keys, of parents, too; none that was deferred."""
+        names = ["fence", *(field.attname for field in self._meta.fields if field.primary_key)]
+        return {name: self.__dict__[name] for name in names if name in self.__dict__}
 
     def _claim(self, number: int, alias: str) -> bool:
         """Write the fence, and so lock the row until the end of the transaction.
 
         What is saved after that cannot meet a larger one. Returns whether there is a row.
         """
-        owner: Any = self._meta.get_field("fence").model  # a parent, where models inherit tables
+        owner = owner_of(type(self))
         link = self._meta.get_ancestor_link(owner)
         key = getattr(self, owner._meta.pk.attname)
         if key is None and link is not None:
             key = getattr(self, link.attname)
         if key is None:
             return False
-        row = owner._base_manager.using(alias).filter(pk=key)
-        if row.filter(fence__lte=number).update(fence=number):
-            return True
-        if row.exists():
-            raise FencedOutError(self._named(), number)
-        return False
+        row = owner._base_manager.using(alias).filter(pk=key).select_for_update()
+        while not written_under(owner, alias, number).filter(pk=key).update(fence=number):
+            found = row.values_list("fence", flat=True).first()
+            if found is None:
+                return False
+            if found > number:
+                raise FencedOutError(self._named(), number)
+            # Someone with a smaller one has inserted it between the two.
+        return True
 
     def _insert(self, number: int, alias: str) -> bool:
         """Insert a row; return False if somebody else has, and it was claimed since."""
         self.fence = number
         # Nothing but an INSERT, in all tables from that of the fence on: save() would try an
         # UPDATE before, and meet a row that another holder has inserted since the claim.
-        owner: Any = self._meta.get_field("fence").model
         try:
             with transaction.atomic(using=alias):
-                self.save(force_insert=(owner,), using=alias)
+                self.save(force_insert=(owner_of(type(self)),), using=alias)
         except IntegrityError:
             if not self._claim(number, alias):
                 raise  # it was of something else
@@ -131,6 +162,16 @@ class FencedModel(models.Model):
 
     def _named(self) -> str:
         return f"{self._meta.label} {self.pk!r}"
+
+
+def owner_of(model: type[models.Model]) -> Any:
+    """Return the model whose table has the fence: a parent, where models inherit tables."""
+    return model._meta.get_field("fence").model
+
+
+def written_under(owner: Any, alias: str, number: int) -> Any:
+    """Return the rows of the table that has the fence, and whose fence is not larger."""
+    return owner._base_manager.using(alias).filter(fence__lte=number)
 
 
 def number_of(fence: int | Ctx) -> int:

@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
-from django.db import IntegrityError
+from django.db import IntegrityError, connection
 from django.db.models import F
 from django.test import TestCase, override_settings
 from typing_extensions import assert_type
 
-from contrib.django.shop.models import Account, Letter, Rate
+from contrib.django.shop.models import Account, Entry, Letter, Rate
+from tako_sync.contrib.django import fenced
 from tako_sync.contrib.django.fenced import FencedOutError
 from tako_sync.contrib.django.testing import TakoTestMixin
 from tako_sync.ctx import Ctx
 from tako_sync.errors import UsageError
 from tako_sync.lock import Lock
+
+
+@contextmanager
+def after(kind: str, do: Callable[[], object]) -> Iterator[None]:
+    """Do something once, after the next statement of a kind, as another connection would."""
+    left = [do]
+
+    def wrapper(execute: Any, sql: str, *rest: Any) -> object:
+        result = execute(sql, *rest)
+        if left and sql.startswith(kind):
+            left.pop()()
+        return result
+
+    with connection.execute_wrapper(wrapper):
+        yield
+    assert not left
 
 
 class Fenced(TakoTestMixin, TestCase):
@@ -95,21 +115,70 @@ class Fenced(TakoTestMixin, TestCase):
         row = Rate.objects.get()
         assert (row.value, row.fence) == (2, 11)
 
+    def test_a_row_that_a_smaller_fence_has_inserted_meanwhile_is_claimed_all_the_same(
+        self,
+    ) -> None:
+        with after("UPDATE", lambda: Rate.objects.create(key="eur", value=1, fence=1)):
+            Rate(key="eur", value=2).save_fenced(3)
+        row = Rate.objects.get()
+        assert (row.value, row.fence) == (2, 3)
+
+    def test_no_update_writes_what_a_larger_fence_has_written_since_it_was_chosen(self) -> None:
+        """A choice by another table, and rows of two tables, are a SELECT and an UPDATE."""
+        self.account.entry = Entry.objects.create(text="x")
+        self.account.save_fenced(1)
+        letter = Letter(name="l", to="b", balance=1)
+        letter.save_fenced(1)
+
+        def ahead() -> None:
+            Account.objects.all().update(fence=2, balance=2)
+
+        choices = (
+            lambda: Account.objects.filter(entry__text="x").update_fenced(1, balance=9),
+            lambda: Letter.objects.filter(to="b").update_fenced(1, balance=9),
+            lambda: Letter.objects.filter(to="b").update_fenced(1, to="z"),
+            lambda: Letter.objects.update_fenced(1),
+        )
+        for choose in choices:
+            Account.objects.all().update(fence=1)
+            with after("SELECT", ahead):
+                assert choose() == 0
+            assert set(Account.objects.values_list("fence", "balance")) == {(2, 2)}
+            assert Letter.objects.get().to == "b"
+        Account.objects.all().update(fence=1)
+        assert [choose() for choose in choices] == [1, 1, 1, 1]
+        assert set(Account.objects.values_list("fence", "balance")) == {(1, 9)}
+
+    def test_many_rows_of_two_tables_are_claimed_some_at_a_time(self) -> None:
+        for number in range(7):
+            Letter(name=f"l{number}", to="b").save_fenced(9 if number == 3 else 1)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(fenced, "_AT_ONCE", 2)
+            assert Letter.objects.order_by("-name").update_fenced(5, to="c") == 6
+        assert sorted(Letter.objects.values_list("fence", "to")) == [(5, "c")] * 6 + [(9, "b")]
+
     def test_what_an_insert_cannot_is_told_and_nothing_is_changed(self) -> None:
         account = Account(name=None)
         with pytest.raises(IntegrityError):
             account.save_fenced(4)
         assert account.fence == 0 and account._state.adding
+        letter = Letter(name="a", to="b")  # such a name is there
+        with pytest.raises(IntegrityError):
+            letter.save_fenced(4)
+        assert letter.pk is None and letter._state.adding and letter.fence == 0
 
     def test_a_row_that_is_gone_is_not_made_again_by_who_has_read_it(self) -> None:
         late = Account.objects.get(pk=self.account.pk)
+        deferring = Account.objects.defer("fence").get(pk=self.account.pk)
         Account.objects.filter(pk=late.pk).delete()
         with pytest.raises(FencedOutError, match="is gone"):
             late.save_fenced(3)
-        assert not Account.objects.exists()
+        with pytest.raises(FencedOutError, match="is gone"):
+            deferring.save_fenced(3)
+        assert not Account.objects.exists() and "fence" not in deferring.__dict__
 
     def test_the_fence_of_a_parents_table_counts(self) -> None:
-        letter = Letter(name="a", to="b")
+        letter = Letter(name="m", to="b")
         letter.save_fenced(5)
         letter.to = "c"
         letter.save_fenced(6)
@@ -122,7 +191,7 @@ class Fenced(TakoTestMixin, TestCase):
             Letter(pk=base.pk, name="late", to="x").save_fenced(8)
         Letter(account_ptr=base, name="now", to="x").save_fenced(9)
         assert [(row.name, row.to, row.fence) for row in Letter.objects.order_by("pk")] == [
-            ("a", "c", 6),
+            ("m", "c", 6),
             ("now", "x", 9),
         ]
 

@@ -7,9 +7,16 @@ from django.db import models
 from tako_sync.contrib.django.fenced import FencedModel
 
 
+class Entry(models.Model):
+    text: models.Field[str, str] = models.CharField(max_length=50)
+
+
 class Account(FencedModel):
-    name: models.Field[str, str] = models.CharField(max_length=50)
+    name: models.Field[str, str] = models.CharField(max_length=50, unique=True)
     balance: models.Field[int, int] = models.IntegerField(default=0)
+    entry: models.ForeignKey[Entry | None, Entry | None] = models.ForeignKey(
+        Entry, models.CASCADE, null=True
+    )
 
 
 class Rate(FencedModel):
@@ -26,7 +33,3 @@ class Letter(Account):
     """Of two tables: the fence is in the parent's."""
 
     to: models.Field[str, str] = models.CharField(max_length=20)
-
-
-class Entry(models.Model):
-    text: models.Field[str, str] = models.CharField(max_length=50)
