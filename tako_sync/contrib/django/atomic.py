@@ -21,6 +21,6 @@ def by_hand(alias: str) -> bool:
     """Return whether this thread commits by itself on a database: autocommit is off."""
     connection = connections[alias]
     if connection.in_atomic_block:
-        return False
+        return not connection.commit_on_exit
     opened = connection.connection is not None
     return not (connection.autocommit if opened else connection.settings_dict["AUTOCOMMIT"])

@@ -114,15 +114,16 @@ class FencedModel(models.Model):
                     self.save(update_fields=fields, using=alias)
         except BaseException:
             self._state.adding = adding
-            for name in [*before, *self._what_a_failure_changes()]:
-                self.__dict__.pop(name, None)
-            self.__dict__.update(before)
+            kept: dict[str, Any] = vars(self)
+            for name in self._what_a_failure_changes():
+                del kept[name]
+            kept.update(before)
             raise
 
     def _what_a_failure_changes(self) -> dict[str, Any]:
         """Return the fence and the primary keys, of parents, too; none that was deferred."""
         names = ["fence", *(field.attname for field in self._meta.fields if field.primary_key)]
-        return {name: self.__dict__[name] for name in names if name in self.__dict__}
+        return {name: vars(self)[name] for name in names if name in vars(self)}
 
     def _claim(self, number: int, alias: str) -> bool:
         """Write the fence, and so lock the row until the end of the transaction.

@@ -1,4 +1,4 @@
-"""A lease that outlasts the transaction in which its block ends.
+"""A lease that outlasts its block, until the transaction ends in which that is.
 
 Released inside ``atomic()``, or a view under ``ATOMIC_REQUESTS``, a lease frees its name before the
 work is committed: the next holder begins, and does not see it.
@@ -6,20 +6,17 @@ work is committed: the next holder begins, and does not see it.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import TracebackType
 
-from django.db import DEFAULT_DB_ALIAS, connections, transaction
-from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db import DEFAULT_DB_ALIAS, connections
 
 from tako_sync import checks
 from tako_sync.contrib.django.atomic import by_hand, in_transaction
+from tako_sync.contrib.django.commit import Deferred, pending
 from tako_sync.ctx import Ctx
-from tako_sync.errors import UsageError
-from tako_sync.flag import Flag
+from tako_sync.errors import NotReentrantError, UsageError
 from tako_sync.lock import Lock
-from tako_sync.runtime import Runtime
 from tako_sync.tenure import Tenure, note_loss
 
 
@@ -35,14 +32,14 @@ def hold(
 
     With ``until_commit``, and in a transaction, the lease is held, and renewed, until that is
     committed or rolled back: the outermost one; or the savepoint in which the block ended, if that
-    is rolled back. Outside of a transaction it ends with the block, as that of ``Lock.hold``.
+    is rolled back. It is given back before any hook on commit runs. A further block of the same
+    lease in that transaction joins the first: same ctx, same fence. Outside of a transaction it
+    ends with the block, as that of ``Lock.hold``.
 
     A lease that is lost before the end of the block raises ``LeaseLostError`` there, which rolls
     the transaction back. One that is lost between there and the commit is told by the same error
-    after it: what was committed may have overlapped another's work. Fences close that gap
-    (:mod:`tako_sync.contrib.django.fenced`). As with any hook on commit that fails, Django leaves
-    out those that were registered later; those that are registered inside the block come before,
-    and run under the lease.
+    after the commit, when all hooks have run: what was committed may have overlapped another's
+    work. Fences close that gap (:mod:`tako_sync.contrib.django.fenced`).
 
     In a ``TestCase``, whose transaction never ends, hooks on commit are run by
     ``captureOnCommitCallbacks(execute=True)``, and the lease is given back there.
@@ -58,6 +55,7 @@ def hold(
     Raises:
         CampaignTimeoutError: not free in time, as the block is entered; and others as ``Lock.do``.
         LeaseLostError: see above.
+        NotReentrantError: a further block in a transaction, with a ``ctx`` of its own.
         UsageError: ``until_commit`` where transactions are managed by hand: Django says nothing
             of their ends.
     """
@@ -74,6 +72,7 @@ class Hold:
 
     _tenure: Tenure | None = None
     _leave: Callable[[], None] | None = None
+    _earlier: Deferred | None = None
 
     def __init__(
         self,
@@ -100,6 +99,9 @@ class Hold:
                 "when a transaction ends that is managed by hand. Write atomic(), or commit inside "
                 "the block"
             )
+        joined = self._join()
+        if joined is not None:
+            return joined.ctx
         self._tenure = tenure = self._lock._tenure(self._parent)
         try:
             tenure.campaign(self._lock._allowed(self._timeout))
@@ -110,86 +112,49 @@ class Hold:
             raise
         return tenure.ctx
 
+    def _join(self) -> Tenure | None:
+        """Enter the lease that an earlier block has left to this transaction, if one has."""
+        for earlier in pending(connections[self._using]):
+            if earlier.is_of(self._lock._runtime, self._lock.name):
+                if self._parent is not None:
+                    raise NotReentrantError(
+                        f'lease "{self._lock.name}" is held until this transaction ends: a further '
+                        "block in it joins the first, and cannot have a ctx of its own"
+                    )
+                tenure = earlier.tenure
+                if tenure.lease.loss is None:
+                    self._earlier, self._tenure, self._leave = earlier, tenure, tenure.ctx.enter()
+                    return tenure
+                del earlier  # a traceback would keep it beyond the rollback that is to drop it
+                tenure.ctx.check()
+        return None
+
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        tenure, leave = self._tenure, self._leave
+        tenure, leave, earlier = self._tenure, self._leave, self._earlier
         if tenure is None or leave is None:
             raise UsageError(f'this hold of lease "{self._lock.name}" is not entered, or was left')
         try:
-            lost = tenure.lease.loss is not None
-            if self._until_commit and not lost and in_transaction(self._using):
-                _AtTheEnd(tenure, self._lock._runtime, connections[self._using])
+            loss = tenure.lease.loss
+            deferred = earlier is not None or self._until_commit
+            if deferred and loss is None and in_transaction(self._using):
+                if earlier is None:
+                    earlier = Deferred(tenure, self._lock._runtime, self._lock.name)
+                earlier.wait_for_the_end(connections[self._using])
                 return
-            loss = tenure.conclude("returned" if error is None else "raised")
+            if earlier is None:
+                loss = tenure.conclude("returned" if error is None else "raised")
         except BaseException:
             tenure.close()
             raise
         finally:
             leave()
-            self._tenure = self._leave = None
+            self._tenure = self._leave = self._earlier = None
         if error is not None:
             note_loss(error, loss)
         elif loss is not None:
             raise loss.with_traceback(None)
-
-
-class _AtTheEnd:
-    """Gives a lease back after the commit, when it is called; after a rollback, when it is dropped.
-
-    Django has no hook for rollbacks: it drops the hooks for the commit, which no longer comes. But
-    one that fails keeps those behind it from being called, and who keeps its traceback keeps them
-    from being dropped. So at each poll it is looked whether the transaction has the hook still.
-    """
-
-    def __init__(self, tenure: Tenure, runtime: Runtime, connection: BaseDatabaseWrapper) -> None:
-        self._tenures = [tenure]  # pop is atomic: what ends it first, ends it
-        self._runtime = runtime
-        self._connection = connection
-        self._over = Flag()
-        self._look_later()
-        # Nobody else may refer to it: see above.
-        transaction.on_commit(self, using=connection.alias)
-
-    def __call__(self) -> None:
-        for tenure in self._taken():
-            with tenure:
-                loss = tenure.conclude("returned")
-            if loss is not None:
-                raise loss
-
-    def __del__(self) -> None:
-        self._give_back()
-
-    def _give_back(self) -> None:
-        for tenure in self._taken():
-            tenure.close()
-
-    def _taken(self) -> Iterator[Tenure]:
-        try:
-            tenure = self._tenures.pop()
-        except IndexError:
-            return
-        self._over.set()
-        self._looking.join(0)  # takes back what has not begun
-        yield tenure
-
-    def _look_later(self) -> None:
-        hook = weakref.ref(self)
-
-        def look() -> None:
-            found = hook()
-            if found is not None:
-                found._look()
-
-        poll = self._runtime.policy.poll
-        self._looking = self._runtime.clock.after(poll, look, "tako-commit", self._over)
-
-    def _look(self) -> None:
-        if any(function is self for _, function, *_ in list(self._connection.run_on_commit)):
-            self._look_later()
-        else:
-            self._give_back()

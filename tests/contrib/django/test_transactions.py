@@ -11,15 +11,11 @@ from django.test import TestCase, TransactionTestCase, override_settings
 
 import tako_sync
 from contrib.django.shop.models import Entry
-from tako_sync.backends.memory import MemoryLease
 from tako_sync.contrib.django.conf import TransactionWarning
 from tako_sync.contrib.django.testing import TakoTestMixin
 from tako_sync.contrib.django.transactions import hold
-from tako_sync.errors import CampaignTimeoutError, LeaseLostError, UsageError
-from tako_sync.flag import Flag
+from tako_sync.errors import CampaignTimeoutError, LeaseLostError, NotReentrantError, UsageError
 from tako_sync.lock import Lock
-from tako_sync.policy import LeasePolicy
-from tako_sync.runtime import Runtime
 
 
 def held(name: str = "ledger") -> bool:
@@ -120,36 +116,76 @@ class UntilCommit(TakoTestMixin, TransactionTestCase):
             ctx.lease.lose(tako_sync.LossReason.BROKEN)
         assert Entry.objects.count() == 1
 
-    def test_a_hook_that_fails_before_it_does_not_keep_it_whoever_keeps_the_traceback(self) -> None:
-        with pytest.raises(ZeroDivisionError) as kept, transaction.atomic():
-            transaction.on_commit(lambda: 1 / 0)
-            with hold("ledger", until_commit=True, timeout=0):
-                Entry.objects.create(text="x")
-        assert kept.value.__traceback__ is not None and Entry.objects.count() == 1
-        Lock("ledger").do(lambda ctx: None, timeout=20)  # within a poll
-
-    def test_a_long_transaction_keeps_it_over_many_looks(self) -> None:
-        fast = Runtime(MemoryLease(), app="test", policy=LeasePolicy(ttl=3, poll=0.02))
-        lock, seen = Lock("ledger").bound_to(fast), []
-        with transaction.atomic():
-            with hold(lock, until_commit=True):
-                pass
-            for _ in range(10):
-                fast.clock.wait(Flag(), 0.02)
-                seen.append(lock.holder() is not None)
-        assert seen == [True] * 10 and lock.holder() is None
-
-    def test_hooks_that_are_registered_inside_run_under_the_lease(self) -> None:
+    def test_no_hook_on_commit_runs_under_it_and_none_keeps_it(self) -> None:
         seen: list[bool] = []
-        with transaction.atomic(), hold("ledger", until_commit=True):
+        with pytest.raises(ZeroDivisionError) as kept, transaction.atomic():
             transaction.on_commit(lambda: seen.append(held()))
-        assert seen == [True] and not held()
+            transaction.on_commit(lambda: 1 / 0)
+            with hold("ledger", until_commit=True):
+                transaction.on_commit(lambda: seen.append(held()))
+        assert seen == [False] and not held(), "whoever keeps the traceback"
+        assert kept.value.__traceback__ is not None
+
+    def test_its_loss_does_not_cost_the_other_hooks_and_is_a_note_on_their_error(self) -> None:
+        seen: list[str] = []
+        with pytest.raises(LeaseLostError), transaction.atomic():
+            with hold("ledger", until_commit=True) as ctx:
+                transaction.on_commit(lambda: seen.append("inside"))
+            transaction.on_commit(lambda: seen.append("after"))
+            ctx.lease.lose(tako_sync.LossReason.BROKEN)
+        assert seen == ["inside", "after"]
+        with pytest.raises(ZeroDivisionError) as failed, transaction.atomic():
+            with hold("ledger", until_commit=True) as ctx:
+                pass
+            transaction.on_commit(lambda: 1 / 0)
+            ctx.lease.lose(tako_sync.LossReason.BROKEN)
+        assert "was lost while held" in failed.value.__notes__[0]  # type: ignore[attr-defined]
+
+    def test_further_blocks_of_the_transaction_join_the_first(self) -> None:
+        def post() -> int:
+            with hold("ledger", until_commit=True, timeout=0) as ctx:
+                assert tako_sync.current_ctx() is ctx
+                return ctx.fence
+
+        with transaction.atomic():
+            first = post()
+            assert post() == first
+            with hold("ledger", timeout=0) as ctx:
+                assert ctx.fence == first
+            assert held()
+            with pytest.raises(NotReentrantError):
+                hold("ledger", until_commit=True, ctx=tako_sync.Ctx.background()).__enter__()
+            with hold("other", until_commit=True) as ctx:
+                assert ctx.lease.name == "other"
+        assert not held() and not held("other")
+        assert post() > first, "that transaction has ended"
+
+    def test_a_block_that_joins_keeps_it_though_the_savepoint_of_the_first_is_undone(self) -> None:
+        with transaction.atomic():
+            inner = transaction.savepoint()
+            with hold("ledger", until_commit=True):
+                pass
+            with hold("ledger", until_commit=True) as ctx:
+                transaction.savepoint_rollback(inner)
+                assert held() and not ctx.cancelled
+            assert held()
+        assert not held()
+
+    def test_a_block_that_joins_a_lost_one_does_not_begin(self) -> None:
+        with pytest.raises(LeaseLostError), transaction.atomic():
+            with hold("ledger", until_commit=True) as ctx:
+                Entry.objects.create(text="x")
+            ctx.lease.lose(tako_sync.LossReason.BROKEN)
+            hold("ledger", until_commit=True).__enter__()
+        assert Entry.objects.count() == 0
 
     def test_where_transactions_are_managed_by_hand_it_says_that_it_cannot(self) -> None:
         transaction.set_autocommit(False)
         try:
             with pytest.raises(UsageError, match="by hand"), hold("ledger", until_commit=True):
                 raise AssertionError
+            with transaction.atomic(), pytest.raises(UsageError, match="by hand"):
+                hold("ledger", until_commit=True).__enter__()
             with hold("ledger"):
                 Entry.objects.create(text="x")
                 transaction.commit()
