@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any, Final, Literal, ParamSpec, TypeVar
 
-from celery import Task, current_app
+from celery import Signature, Task, current_app
 
 from tako_sync import checks
 from tako_sync.contrib.attempt import Ended, attempt
@@ -121,9 +121,12 @@ def leased(
 
 
 def _check(fn: object) -> None:
-    if isinstance(fn, Task):
+    inner = fn
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    if isinstance(inner, (Task, Signature)):
         raise UsageError(
-            f"@leased(...) stands above the task {fn.name}, whose worker would not know of it: "
+            f"@leased(...) stands above the task {inner.name}, whose worker would not know of it: "
             "write it below @app.task"
         )
     checks.guarded(fn)

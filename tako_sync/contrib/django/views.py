@@ -68,7 +68,10 @@ def guard(
         view: View[Request, P, Response],
     ) -> View[Request, P, Response | HttpResponse]:
         _check(view)
-        outside = _Everywhere(getattr(view, "_non_atomic_requests", ()))
+        marked = getattr(view, "_non_atomic_requests", ())
+        # A view that is guarded already opens the transactions itself, inside both leases.
+        outside = marked if isinstance(marked, _Everywhere) else _Everywhere(marked)
+        opens = outside is not marked
 
         @functools.wraps(view)
         def guarded(
@@ -77,8 +80,8 @@ def guard(
             def under_the_lease() -> Response:
                 with ExitStack() as transactions:
                     for alias in connections:
-                        wanted = connections[alias].settings_dict["ATOMIC_REQUESTS"]
-                        if wanted and not outside.names(alias):
+                        wanted = opens and connections[alias].settings_dict["ATOMIC_REQUESTS"]
+                        if wanted and not outside.names(alias) and not _unwanted(request, alias):
                             transactions.enter_context(transaction.atomic(using=alias))
                     response = _made(view(request, *args, **kwargs))
                     current_ctx().check()  # before the commit
@@ -111,6 +114,16 @@ class _Everywhere(set[str]):
 
     def names(self, alias: str) -> bool:
         return super().__contains__(alias)
+
+
+def _unwanted(request: HttpRequest, alias: str) -> bool:
+    """Return whether the view that the URL leads to is marked to have no transaction.
+
+    ``method_decorator`` decorates a method anew for each request: marks are on the view alone.
+    """
+    view = getattr(request.resolver_match, "func", None)
+    marked = getattr(view, "_non_atomic_requests", ())
+    return marked.names(alias) if isinstance(marked, _Everywhere) else alias in marked
 
 
 def _check(view: object) -> None:

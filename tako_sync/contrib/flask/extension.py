@@ -160,7 +160,7 @@ def _whole(answer: object) -> None:
         if not answer.is_streamed or _of_a_file(answer):
             return
         answer.close()
-    elif not hasattr(answer, "__next__"):
+    elif not hasattr(answer, "__next__") and not callable(answer):  # a WSGI application
         return
     raise UsageError(
         "a guarded view answers with a stream, which would be made after its lease was given back: "
@@ -171,9 +171,10 @@ def _whole(answer: object) -> None:
 def _of_a_file(answer: Response) -> bool:
     """Return whether it is as ``send_file`` makes it: the server reads a file that is there."""
     wrapper = flask.request.environ.get("wsgi.file_wrapper", FileWrapper)
+    made = getattr(answer.response, "iterable", answer.response)  # what a Range is taken of
     if isinstance(wrapper, type):
-        return isinstance(answer.response, wrapper)
-    return answer.direct_passthrough and isinstance(answer.response, io.IOBase)  # as of uWSGI
+        return isinstance(made, wrapper)
+    return answer.direct_passthrough and isinstance(made, io.IOBase)  # as of uWSGI
 
 
 def _of_context() -> Runtime | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
+import functools
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, shared_task
 
 import tako_sync
 from kit import World
@@ -85,8 +86,10 @@ def test_a_call_that_does_not_fit_is_refused_where_it_is_sent(app: Celery) -> No
 
 
 def test_the_wrong_order_of_decorators_is_refused(app: Celery) -> None:
-    with pytest.raises(UsageError, match=r"below @app\.task"):
-        leased("charge")(app.task(name="above")(charge))
+    task: Any = app.task(name="above")(charge)
+    for above in (task, task.s(), functools.partial(task, 1), shared_task(charge)):
+        with pytest.raises(UsageError, match=r"below @app\.task"):
+            leased("charge")(above)
 
 
 @pytest.mark.parametrize("kind", [LeaseBusyError, CampaignTimeoutError, LeaseLostError])

@@ -10,6 +10,7 @@ from django.db import connection, transaction
 from django.http import FileResponse, HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.test import RequestFactory, SimpleTestCase, TransactionTestCase
+from django.urls import ResolverMatch
 from django.utils.decorators import method_decorator
 from django.views import View
 from typing_extensions import assert_type
@@ -116,6 +117,59 @@ class Guard(TakoTestMixin, TransactionTestCase):
         finally:
             connection.settings_dict["ATOMIC_REQUESTS"] = False
         assert seen == [True, True, True, True, True]
+
+    def test_of_two_guards_both_leases_are_held_until_the_commit(self) -> None:
+        seen: list[object] = []
+
+        @guard("outer")
+        @guard("inner")
+        def view(request: HttpRequest) -> HttpResponse:
+            seen.append(len(connection.savepoint_ids))
+            transaction.on_commit(
+                lambda: seen.extend(Lock(name).holder() is not None for name in ("outer", "inner"))
+            )
+            return HttpResponse()
+
+        connection.settings_dict["ATOMIC_REQUESTS"] = True
+        try:
+            view(request)
+            transaction.non_atomic_requests(guard("outer")(guard("inner")(is_not_atomic)))(request)
+        finally:
+            connection.settings_dict["ATOMIC_REQUESTS"] = False
+        assert seen == [0, True, True]
+
+    def test_a_class_that_is_to_have_no_transaction_has_none_whatever_the_order(self) -> None:
+        class Bare(View):
+            def get(self, request: HttpRequest) -> HttpResponse:
+                return is_not_atomic(request)
+
+        @method_decorator(transaction.non_atomic_requests, name="dispatch")
+        @method_decorator(guard("above"), name="dispatch")
+        class Above(Bare):
+            pass
+
+        @method_decorator(guard("below"), name="dispatch")
+        @method_decorator(transaction.non_atomic_requests, name="dispatch")
+        class Below(Bare):
+            pass
+
+        @method_decorator(guard("view"), name="dispatch")
+        class Marked(Bare):
+            pass
+
+        connection.settings_dict["ATOMIC_REQUESTS"] = True
+        try:
+            for view in (
+                Above.as_view(),
+                Below.as_view(),
+                transaction.non_atomic_requests(Marked.as_view()),
+            ):
+                asked = RequestFactory().get("/")
+                asked.resolver_match = ResolverMatch(view, (), {})
+                answer: Any = view(asked)
+                assert answer.status_code == 200
+        finally:
+            connection.settings_dict["ATOMIC_REQUESTS"] = False
 
     def test_what_a_view_raises_rolls_back_and_goes_on(self) -> None:
         @guard("reindex")

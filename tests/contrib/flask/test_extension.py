@@ -45,7 +45,7 @@ class Shop:
         self.view: Any = lambda: "done"
         self.ran: list[int] = []
 
-        @self.app.post("/reindex")
+        @self.app.route("/reindex", methods=["GET", "POST"])
         @self.tako.guard("reindex")
         def reindex() -> flask.typing.ResponseReturnValue:
             self.ran.append(tako_sync.current_ctx().fence)
@@ -169,6 +169,7 @@ def test_a_lease_that_a_view_takes_besides_is_not_taken_for_its_own(shop: Shop) 
         lambda: (flask.Response(chunk for chunk in ("a", "b")), 200),
         lambda: werkzeug.Response(chunk for chunk in ("a", "b")),
         lambda: flask.Response((chunk for chunk in ("a", "b")), direct_passthrough=True),
+        lambda: lambda environ, start_response: iter([b"a"]),
         lambda: flask.abort(flask.Response(chunk for chunk in ("a", "b"))),
     ],
 )
@@ -187,6 +188,9 @@ def test_a_file_is_no_such_stream(shop: Shop, tmp_path: Path) -> None:
     for environ in servers:
         with shop.client.post("/reindex", environ_overrides=environ) as answer:
             assert answer.get_data(as_text=True) == "indexed"
+        part = {"Range": "bytes=2-4"}
+        with shop.client.get("/reindex", environ_overrides=environ, headers=part) as answer:
+            assert (answer.status_code, answer.get_data(as_text=True)) == (206, "dex")
 
 
 def test_an_abort_with_a_whole_answer_goes_on(shop: Shop) -> None:
@@ -259,7 +263,7 @@ def test_the_busy_view_of_one_thread_is_the_running_one_of_another(tmp_path: Pat
     app, tako = application(TAKO_BACKEND=f"sqlite:///{tmp_path}/leases.sqlite3")
     inside, go_on = threading.Event(), threading.Event()
 
-    @app.post("/reindex")
+    @app.route("/reindex", methods=["GET", "POST"])
     @tako.guard("reindex")
     def reindex() -> str:
         inside.set()
