@@ -11,6 +11,8 @@ thread that asks, before it uses a lock, a lease or a connection.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import logging
 import operator
@@ -18,9 +20,9 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Final, Protocol
 
 
 class Resettable(Protocol):
@@ -34,6 +36,8 @@ class Standing(Resettable, Protocol):
         ...
 
 
+_log: Final = logging.getLogger("tako_sync")
+_words: deque[Callable[[], object]] = deque()
 _forks = 0
 _process = os.getpid()
 """The one whose objects these are: another number than that of this process until it is settled."""
@@ -64,6 +68,14 @@ def settle() -> None:
                 forks = _forks + 1  # a signal's handler may do all this in between
                 _reset()
                 _forks, _process = forks, process
+        while _words:  # now: who listens to a log may ask for what is only now settled
+            with contextlib.suppress(Exception):
+                _words.popleft()()
+
+
+def say_then(word: Callable[[], object]) -> None:
+    """Log something once all is reset. For ``after_fork_in_child``."""
+    _words.append(word)
 
 
 def reset_in_child(thing: Resettable) -> None:
@@ -113,8 +125,8 @@ def _reset() -> None:
         if thing is not None:
             try:
                 thing.after_fork_in_child()
-            except Exception:  # the others still need theirs
-                logging.getLogger("tako_sync").exception("after a fork: %r", thing)
+            except Exception as error:  # noqa: BLE001 - the others still need theirs
+                say_then(functools.partial(_log.error, "after a fork: %r", thing, exc_info=error))
 
 
 if hasattr(os, "register_at_fork"):

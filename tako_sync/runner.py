@@ -81,11 +81,14 @@ class Runner:
 
     def after_fork_in_child(self) -> None:
         if not self._ended.is_set():
-            log.warning(
-                "%s was started before this process was forked: it runs in the parent. Start it "
-                "here, too, if this process is to stand by",
-                self.name,
-            )
+            fork.say_then(self._warn)
+
+    def _warn(self) -> None:
+        log.warning(
+            "%s was started before this process was forked: it runs in the parent. Start it "
+            "here, too, if this process is to stand by",
+            self.name,
+        )
 
     def _run(self) -> None:
         self._thread = threading.current_thread()
@@ -137,14 +140,13 @@ class Background:
 class Loops:
     """The loops that run in this process now: who asks all of them to stop finds them here.
 
-    That is remembered. A loop that was about to begin would not have heard it, and one that begins
-    in a process that is told to end would keep it from ending.
+    That is remembered until it is taken back. A loop that was about to begin would not have heard
+    it, and one that begins in a process that is told to end would keep it from ending.
     """
 
     def __init__(self) -> None:
         self._running: list[tuple[Ctx, threading.Thread]] = []  # append, remove are atomic
-        self.stopped: ShutdownError | None = None
-        """Why loops that begin now end at once."""
+        self._closed: dict[object, ShutdownError] = {}
         fork.reset_in_child(self)
 
     def enter(self, ctx: Ctx) -> Callable[[], None]:
@@ -152,10 +154,9 @@ class Loops:
         fork.settle()
         entry = ctx, threading.current_thread()
         self._running.append(entry)
-        # After the loop was noted, as stop() looks the other way round: one of both sees it.
-        stopped = self.stopped
-        if stopped is not None:
-            ctx.cancel(stopped)
+        # After the loop was noted; who stops them looks the other way round: one of both sees it.
+        for cause in list(self._closed.values()):
+            ctx.cancel(cause)
 
         def leave() -> None:
             if entry in self._running:
@@ -163,16 +164,24 @@ class Loops:
 
         return leave
 
-    def stop(self, cause: ShutdownError) -> None:
-        """Ask all to stop, without waiting, and those that begin until :meth:`reopen`."""
-        fork.settle()
-        self.stopped = cause
-        for ctx, _thread in list(self._running):
-            ctx.cancel(cause)
+    def close(self, by: object, cause: ShutdownError) -> None:
+        """Have loops that begin end at once. To be followed by :meth:`stop`.
 
-    def reopen(self) -> None:
-        """Let loops begin again."""
-        self.stopped = None
+        May be called in a signal handler: it wants no lock.
+        """
+        fork.settle()
+        self._closed[by] = cause
+
+    def stop(self, by: object) -> None:
+        """Ask all that run to stop, without waiting, unless it was taken back."""
+        for ctx, _thread in list(self._running):
+            cause = self._closed.get(by)
+            if cause is not None:
+                ctx.cancel(cause)
+
+    def reopen(self, by: object) -> None:
+        """Take back what was closed by the same."""
+        self._closed.pop(by, None)
 
     @property
     def threads(self) -> list[threading.Thread]:
@@ -181,7 +190,7 @@ class Loops:
 
     def after_fork_in_child(self) -> None:
         self._running = []
-        self.stopped = None  # it was not this process that was told
+        self._closed = {}  # it was not this process that was told
 
 
 loops: Final = Loops()

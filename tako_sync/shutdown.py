@@ -51,7 +51,6 @@ def install_signal_handlers(
     def undo() -> None:
         for handler in installed:
             handler.remove()
-        loops.reopen()
 
     return undo
 
@@ -61,22 +60,37 @@ class _Handler:
         self._number = number
         self._timeout = timeout
         self._until: float | None = None
+        self._removed = False
         self._earlier: Any = signal.getsignal(number)
         signal.signal(number, self._handle)
 
     def remove(self) -> None:
+        """Do nothing any more, also where a later handler calls this one or puts it back."""
+        self._removed = True
         if signal.getsignal(self._number) == self._handle:
             # None: it was not installed from Python, and cannot be put back from there.
-            signal.signal(self._number, self._earlier or signal.SIG_DFL)
+            signal.signal(self._number, self._below() or signal.SIG_DFL)
+        loops.reopen(self)
+
+    def _below(self) -> Any:
+        """Return what was there before; not those of ours that were removed since."""
+        found = self._earlier
+        while isinstance(owner := getattr(found, "__self__", None), _Handler) and owner._removed:
+            found = owner._earlier
+        return found
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        cause = ShutdownError(f"the process was sent {self._number.name}")
-        # In a thread: it calls what bodies have registered, which may want a lock that the
-        # interrupted code has. A bare one: starting a Thread takes such a lock, too.
-        _thread.start_new_thread(loops.stop, (cause,))
-        if callable(self._earlier):
-            self._earlier(number, frame)
-        elif self._earlier == signal.SIG_DFL and threading.main_thread() not in loops.threads:
+        below = self._below()
+        if not self._removed:
+            loops.close(self, ShutdownError(f"the process was sent {self._number.name}"))
+            # In a thread: it calls what bodies have registered, which may want a lock that the
+            # interrupted code has. A bare one: starting a Thread takes such a lock, too.
+            _thread.start_new_thread(loops.stop, (self,))
+        if callable(below):
+            below(number, frame)
+        elif self._removed:
+            pass  # without this one, nobody would be here
+        elif below == signal.SIG_DFL and threading.main_thread() not in loops.threads:
             self._drain()
             raise SystemExit(128 + number)
 

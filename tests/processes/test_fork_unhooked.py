@@ -5,6 +5,7 @@ Python's own hooks are called in these tests, or its threads would be stuck; tak
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -181,6 +182,38 @@ def test_a_child_finds_itself_cancelled_and_no_request_for_the_lease_leaves_it(
     assert worker.all("parent")[0]["cancelled"] is False
     assert worker.all("released")[0]["holder"] == "None"
     assert not worker.all("Lost")
+
+
+def ask_in_a_filter(post: Post, path: str) -> None:
+    """What listens to the log asks whether the loop runs, whenever anything is logged."""
+    _post[:] = [post]
+    runner = invoicer.bound_to(post.runtime(path, TTL, 0.1)).start()
+    asked: list[bool] = []
+
+    class Asking(logging.Filter):
+        def filter(self, record: logging.LogRecord) -> bool:
+            asked.append(runner.running)
+            return True
+
+    logging.getLogger("tako_sync").addFilter(Asking())
+    post.order()
+    del asked[:]
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(30)
+        os._exit(0 if asked == [False] else 1)
+    post.report("child", status=os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    runner.stop(timeout=20)
+
+
+def test_who_listens_to_the_log_may_ask_in_a_child_what_is_being_settled(
+    crew: Crew, path: str
+) -> None:
+    worker = crew.start(ask_in_a_filter, path)
+    worker.expect("begin")
+    worker.tell("fork")
+    worker.ends_well()
+    assert worker.all("child")[0]["status"] == 0
 
 
 def test_a_loop_of_the_parent_is_started_anew_in_the_child_and_goes_on_in_the_parent(

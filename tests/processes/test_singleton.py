@@ -14,7 +14,6 @@ import pytest
 from processes.kit_processes import Crew, Post, check_order, clock
 from tako_sync.ctx import Ctx
 from tako_sync.errors import ShutdownError
-from tako_sync.flag import Flag
 from tako_sync.policy import LeasePolicy
 from tako_sync.runner import loops
 from tako_sync.runtime import Runtime
@@ -105,8 +104,6 @@ def told_before_it_runs(post: Post, path: str, ttl: float) -> None:
     singleton = prepared(post, path, ttl)
     undo = install_signal_handlers()
     signal.raise_signal(signal.SIGTERM)
-    while not loops.stopped:  # a thread tells them
-        clock.wait(Flag(), 0.01)
     singleton.run()
     started = singleton.start()
     assert started.wait(), "neither does one that is started in a thread go on"
@@ -116,6 +113,49 @@ def told_before_it_runs(post: Post, path: str, ttl: float) -> None:
         singleton.start().wait()
     undo()
     singleton.run()
+
+
+def undo_in_any_order(post: Post, path: str, ttl: float) -> None:
+    """Handlers over handlers, and one of another signal; each is undone by itself."""
+
+    def mine(number: int, frame: FrameType | None) -> None:
+        post.report("mine")
+
+    def runs() -> bool:
+        """Tell whether a loop that begins goes on until it is stopped."""
+        root = Ctx.background(clock)
+        leave = loops.enter(root)
+        leave()
+        return not root.cancelled
+
+    signal.signal(signal.SIGTERM, mine)
+    first, second = install_signal_handlers(), install_signal_handlers()
+    first()
+    second()
+    post.report("put back", mine=signal.getsignal(signal.SIGTERM) is mine)
+
+    undo, of_another = install_signal_handlers(), install_signal_handlers([signal.SIGUSR1])
+    signal.raise_signal(signal.SIGTERM)
+    of_another()
+    closed = runs()
+    undo()
+    post.report("by itself", closed=not closed, open=runs())
+
+    late = [False]
+    for _ in range(50):
+        undo = install_signal_handlers()
+        signal.raise_signal(signal.SIGTERM)
+        undo()
+        late.append(bool(loops._closed))
+    post.report("at once", closed=any(late), open=runs())
+
+    below = install_signal_handlers()
+    calling = signal.getsignal(signal.SIGTERM)
+    assert callable(calling)
+    signal.signal(signal.SIGTERM, calling)
+    below()
+    calling(signal.SIGTERM, None)
+    post.report("called though undone", open=runs())
 
 
 def start_then_fork(post: Post, path: str, ttl: float) -> None:
@@ -174,6 +214,17 @@ def test_a_signal_just_before_run_is_not_lost_on_it(crew: Crew, path: str) -> No
         worker.expect("request")
     who = [worker.all(what)[0]["who"] for what in ("begin", "Waiting")]
     assert set(who) == {worker.name, "child"}
+
+
+def test_handlers_are_undone_in_any_order_each_by_itself(crew: Crew, path: str) -> None:
+    worker = crew.start(undo_in_any_order, path, LONG)
+    worker.ends_well()
+    assert worker.all("put back")[0]["mine"]
+    told = worker.all("by itself")[0]
+    assert told["closed"] and told["open"]
+    told = worker.all("at once")[0]
+    assert not told["closed"] and told["open"]
+    assert worker.all("called though undone")[0]["open"]
 
 
 def test_the_loop_of_a_killed_process_goes_on_in_another(crew: Crew, path: str) -> None:

@@ -164,7 +164,8 @@ def test_its_end_lets_the_bodies_drain(development: Development) -> None:
 def test_a_signal_reaches_it_as_any_other_loop(development: Development) -> None:
     running = development.run(shop([]))
     development.advance(5)
-    loops.stop(ShutdownError("the process was sent SIGTERM"))
+    loops.close("test", ShutdownError("the process was sent SIGTERM"))
+    loops.stop("test")
     try:
         development.advance(5)
         assert running.done
@@ -172,7 +173,7 @@ def test_a_signal_reaches_it_as_any_other_loop(development: Development) -> None
         development.advance(1)
         assert again.done, "a process that is told to end begins nothing"
     finally:
-        loops.reopen()
+        loops.reopen("test")
 
 
 def test_a_body_that_goes_on_at_the_end_is_named_and_left_alone(development: Development) -> None:
