@@ -6,7 +6,7 @@ import gc
 import warnings
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 from django.test import TestCase, TransactionTestCase, override_settings
 
 import tako_sync
@@ -162,11 +162,11 @@ class UntilCommit(TakoTestMixin, TransactionTestCase):
 
     def test_a_block_that_joins_keeps_it_though_the_savepoint_of_the_first_is_undone(self) -> None:
         with transaction.atomic():
-            inner = transaction.savepoint()
+            inner = connection.savepoint()
             with hold("ledger", until_commit=True):
                 pass
             with hold("ledger", until_commit=True) as ctx:
-                transaction.savepoint_rollback(inner)
+                connection.savepoint_rollback(inner)
                 assert held() and not ctx.cancelled
             assert held()
         assert not held()
