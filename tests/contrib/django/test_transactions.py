@@ -163,6 +163,7 @@ class UntilCommit(TakoTestMixin, TransactionTestCase):
     def test_a_block_that_joins_keeps_it_though_the_savepoint_of_the_first_is_undone(self) -> None:
         with transaction.atomic():
             inner = connection.savepoint()
+            assert inner is not None
             with hold("ledger", until_commit=True):
                 pass
             with hold("ledger", until_commit=True) as ctx:
