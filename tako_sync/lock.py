@@ -11,7 +11,7 @@ from tako_sync import breaking, checks, names
 from tako_sync.ctx import Ctx
 from tako_sync.errors import ConfigurationError, LeaseBusyError, UsageError
 from tako_sync.record import Holder, Identity
-from tako_sync.runtime import Runtime, current
+from tako_sync.runtime import Runtime, current, longest_wait
 from tako_sync.tenure import Tenure, note_loss
 
 T = TypeVar("T")
@@ -278,7 +278,7 @@ class Lock:
 
     def _allowed(self, timeout: float | None) -> float | None:
         allowed = checks.timeout(timeout)
-        return self._runtime.policy.wait if allowed is None else allowed
+        return longest_wait(self._runtime.policy) if allowed is None else allowed
 
     def _tenure(self, parent: Ctx | None) -> Tenure:
         runtime = self._runtime

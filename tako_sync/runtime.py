@@ -229,6 +229,7 @@ _bound: Runtime | None = None
 _default: Callable[[], Runtime] | None = None
 _by_default = False  # whether _default made _bound
 _finders: tuple[Callable[[], Runtime | None], ...] = ()
+_waits: tuple[Callable[[], float | None], ...] = ()
 
 
 def configure(
@@ -313,6 +314,24 @@ def in_context(find: Callable[[], Runtime | None]) -> None:
     with _guard.locked():
         if find not in _finders:
             _finders = (*_finders, find)
+
+
+def wait_in_context(find: Callable[[], float | None]) -> None:
+    """Have ``find`` say how many seconds to wait where neither the caller nor the policy does.
+
+    For frameworks in whose contexts nobody is to wait for ever. It returns None outside of them.
+    """
+    global _waits
+    with _guard.locked():
+        if find not in _waits:
+            _waits = (*_waits, find)
+
+
+def longest_wait(policy: LeasePolicy) -> float | None:
+    """Return how many seconds a campaign waits that was given no timeout; None: for ever."""
+    if policy.wait is not None:
+        return policy.wait
+    return next((wait for find in _waits if (wait := find()) is not None), None)
 
 
 @contextmanager

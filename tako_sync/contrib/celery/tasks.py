@@ -15,7 +15,7 @@ from tako_sync.contrib.celery.keys import Keys
 from tako_sync.contrib.celery.shutdown import cancelled_by_shutdown
 from tako_sync.errors import ConfigurationError, UsageError
 from tako_sync.policy import seconds
-from tako_sync.runtime import current, log
+from tako_sync.runtime import current, log, wait_in_context
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -23,7 +23,8 @@ R = TypeVar("R")
 COUNTDOWN: Final = 10.0
 """Seconds to the next try of a task that found its lease busy."""
 WAIT: Final = 10.0
-"""Seconds that a task waits for its lease with ``busy="wait"``."""
+"""Seconds that a task waits for its lease with ``busy="wait"``, and for any other lease if neither
+it nor the policy says how long."""
 _CHOICES: Final = {
     "busy": ("raise", "retry", "skip", "wait"),
     "on_loss": ("raise", "report"),
@@ -137,6 +138,11 @@ def _running() -> Task[Any, Any] | None:
     return current_app.current_task
 
 
+def _longest_wait() -> float | None:
+    """Return how long a campaign inside a task waits that says no timeout; None elsewhere."""
+    return None if _running() is None else WAIT
+
+
 def _redelivered() -> bool:
     running = _running()
     delivery = None if running is None else running.request.delivery_info
@@ -151,3 +157,6 @@ def _a_ttl() -> float:
 def _named() -> str:
     running = _running()
     return "called by hand" if running is None else f"{running.name}[{running.request.id}]"
+
+
+wait_in_context(_longest_wait)

@@ -183,6 +183,31 @@ def test_one_that_has_come_again_often_enough_fails_with_what_it_found(app: Cele
             coming_again()
 
 
+def test_a_task_that_campaigns_by_itself_does_not_wait_for_ever(app: Celery) -> None:
+    world = World()
+    host = world.host("worker")
+    allowed: list[float] = []
+
+    @app.task(name="by-itself")
+    def by_itself(timeout: float | None = None) -> None:
+        try:
+            Lock("inner").do(lambda ctx: None, timeout=timeout)
+        except CampaignTimeoutError as error:
+            allowed.append(error.timeout)
+
+    with rebound(host.runtime):
+        with world.host("other").lock("inner").hold():
+            for timeout in (None, 3):
+                running = world.start(lambda timeout=timeout: by_itself.apply((timeout,)))  # type: ignore[misc]
+                world.advance(30)
+                running.result()
+            outside = world.start(lambda: Lock("inner").do(lambda ctx: "at last"))
+            world.advance(100)
+            assert not outside.done and allowed == [10, 3]
+        world.advance(5)
+        assert outside.result() == "at last"
+
+
 # --- Lost
 
 
