@@ -7,7 +7,8 @@ import functools
 from typing import Any
 
 import pytest
-from celery import Celery, shared_task
+from celery import Celery
+from celery.local import Proxy
 
 import tako_sync
 from kit import World
@@ -87,7 +88,7 @@ def test_a_call_that_does_not_fit_is_refused_where_it_is_sent(app: Celery) -> No
 
 def test_the_wrong_order_of_decorators_is_refused(app: Celery) -> None:
     task: Any = app.task(name="above")(charge)
-    for above in (task, task.s(), functools.partial(task, 1), shared_task(charge)):
+    for above in (task, task.s(), functools.partial(task, 1), Proxy(lambda: task)):
         with pytest.raises(UsageError, match=r"below @app\.task"):
             leased("charge")(above)
 
