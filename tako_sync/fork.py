@@ -21,7 +21,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from typing import Final, Protocol
 
 
@@ -38,10 +37,22 @@ class Standing(Resettable, Protocol):
 
 _log: Final = logging.getLogger("tako_sync")
 _words: deque[Callable[[], object]] = deque()
-_forks = 0
+
+
+class _Settling:
+    """Of one child: who resets all, and who waits for that."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.begun = False
+
+
 _process = os.getpid()
 """The one whose objects these are: another number than that of this process until it is settled."""
-_settling: dict[int, AbstractContextManager[object]] = {}
+_generation = _process
+"""That number, and above its 32 bits the count of forks: the number of a process that has ended
+may be given to its own grandchild."""
+_settling: dict[int, _Settling] = {}
 _resettable: list[weakref.ref[Resettable]] = []
 _standing: list[weakref.ref[Standing]] = []
 _forking = threading.local()
@@ -50,8 +61,7 @@ _forking = threading.local()
 def generation() -> int:
     """Return a number that differs between a process and its forked children."""
     settle()
-    # Both: the number of a process that has ended may be given to its own grandchild.
-    return _forks << 32 | _process
+    return _generation
 
 
 def settle() -> None:
@@ -59,18 +69,30 @@ def settle() -> None:
 
     In a forked child in which no hook was called, this resets all; other threads wait for that.
     """
-    global _forks, _process
     process = os.getpid()
-    if process != _process:
-        # Made here, for one that was made before the fork may be locked for ever.
-        with _settling.setdefault(process, threading.RLock()):
-            if process != _process:
-                forks = _forks + 1  # a signal's handler may do all this in between
-                _reset()
-                _forks, _process = forks, process
-        while _words:  # now: who listens to a log may ask for what is only now settled
-            with contextlib.suppress(Exception):
-                _words.popleft()()
+    if process == _process:
+        return
+    # Made here, for one that was made before the fork may be locked for ever.
+    settling = _settling.setdefault(process, _Settling())
+    with settling.lock:
+        # Begun: what is reset here drops other things, whose ends ask as anybody does.
+        if process != _process and not settling.begun:
+            settling.begun = True
+            try:
+                _settle(process)
+            finally:
+                settling.begun = False
+    while _words and process == _process:  # who listens to a log may ask, too: not before
+        with contextlib.suppress(Exception):
+            _words.popleft()()
+
+
+def _settle(process: int) -> None:
+    global _generation, _process
+    if _generation & 0xFFFF_FFFF != process:  # not once more, if the first time was cut off
+        _generation = ((_generation >> 32) + 1) << 32 | process
+    _reset()
+    _process = process
 
 
 def say_then(word: Callable[[], object]) -> None:

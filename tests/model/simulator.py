@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any, Final, NoReturn
 
-from tako_sync import rules
+from tako_sync import fork, rules
 from tako_sync.abc import Clock, Interval, Snapshot, Task, Version
 from tako_sync.claim import Claim, Draft, Finding, Grant, OwnBroken
 from tako_sync.errors import BackendUnavailableError, LossReason, VersionConflictError
@@ -476,7 +476,7 @@ class Hold:
     def __init__(self, process: Process, job: Job, grant: Grant) -> None:
         self.process = process
         self.clock = process.clock
-        self.lease = Lease(IDENTITY.name, grant, process.clock, self._told, 0)
+        self.lease = Lease(IDENTITY.name, grant, process.clock, self._told, fork.generation())
         self.tenancy = Tenancy(grant)
         self.losses = 0
         self._first = grant.sent

@@ -57,6 +57,32 @@ def test_a_thing_is_reset_once_in_the_child_and_never_in_the_parent() -> None:
     assert (thing.resets, another.resets) == (0, 0)
 
 
+def test_a_thing_whose_reset_asks_as_anybody_does_is_reset_once() -> None:
+    class Asking(Thing):
+        def after_fork_in_child(self) -> None:
+            super().after_fork_in_child()
+            self.generation = fork.generation()
+
+    before, asking, behind = Thing(), Asking(), Thing()
+    assert holds_in_child(
+        lambda: (
+            [thing.resets for thing in (before, asking, behind)] == [1, 1, 1]
+            and asking.generation == fork.generation()
+        )
+    )
+
+
+def test_what_cuts_a_reset_off_has_it_done_once_more() -> None:
+    class Struck(Thing):
+        def after_fork_in_child(self) -> None:
+            super().after_fork_in_child()
+            if self.resets == 1:
+                raise KeyboardInterrupt
+
+    struck, behind = Struck(), Thing()
+    assert holds_in_child(lambda: struck.resets == 2 and behind.resets == 1)
+
+
 def test_a_lock_held_by_a_thread_of_the_parent_is_usable_in_the_child() -> None:
     thing, taken, done = Thing(), threading.Event(), threading.Event()
 
