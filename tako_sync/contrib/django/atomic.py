@@ -24,3 +24,12 @@ def by_hand(alias: str) -> bool:
         return not connection.commit_on_exit
     opened = connection.connection is not None
     return not (connection.autocommit if opened else connection.settings_dict["AUTOCOMMIT"])
+
+
+def ends_itself(alias: str) -> bool:
+    """Return whether a transaction is open on a database of whose end Django will tell."""
+    return (
+        in_transaction(alias)
+        and not by_hand(alias)
+        and not connections[alias].closed_in_transaction  # then there is none any more
+    )

@@ -24,7 +24,7 @@ _RUN: Final = "run_and_clear_commit_hooks"
 class Deferred:
     """A hook on commit; where there is none, for a rollback, Django drops it.
 
-    Nobody else is to refer to it but a block that joins it, while that lasts.
+    Nobody else is to refer to it but blocks that join it, while they last.
 
     Args:
         tenure: the lease, held.
@@ -35,9 +35,12 @@ class Deferred:
         self.tenure = tenure
         self._is = runtime, name
         self._left = [tenure]
+        self.joined = 0
+        """Blocks that have joined it, and go on: it is not given back before their end."""
 
-    def is_of(self, runtime: Runtime, name: str) -> bool:
-        return self._is == (runtime, name)
+    def waits_for(self, runtime: Runtime, name: str) -> bool:
+        """Return whether it is this lease, and was not given back."""
+        return self._is == (runtime, name) and bool(self._left)
 
     def wait_for_the_end(self, connection: BaseDatabaseWrapper) -> None:
         """Give the lease back when the transaction ends that is open on a connection."""
@@ -47,9 +50,9 @@ class Deferred:
             transaction.on_commit(self, using=connection.alias)
 
     def conclude(self) -> LeaseLostError | None:
-        """Give the lease back, unless that was done; return its loss."""
+        """Give the lease back, unless that was done or is to wait for a block; return its loss."""
         loss = None
-        while self._left:
+        while self._left and not self.joined:
             with self._left.pop() as tenure:
                 loss = tenure.conclude("returned")
         return loss
@@ -91,5 +94,8 @@ class _LeasesFirst:
                 for loss in losses:
                     note_loss(error, loss)
                 raise
-        for loss in losses:
-            raise loss
+        if losses:
+            first, *others = losses
+            for loss in others:
+                note_loss(first, loss)
+            raise first

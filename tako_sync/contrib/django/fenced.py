@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from django.db import IntegrityError, models, router, transaction
+from django.db.models import F
 
 from tako_sync.ctx import Ctx
 from tako_sync.errors import TakoError, UsageError
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound="FencedModel")
 
 _AT_ONCE: Final = 500
-"""Rows that are claimed by one statement: databases bound the number of its parameters."""
+"""Rows that are locked by one statement: databases bound the number of its parameters."""
 
 
 class FencedOutError(TakoError):
@@ -42,9 +43,8 @@ class FencedQuerySet(models.QuerySet[M]):
         """Update the rows whose fence is not larger; return how many that were.
 
         The check and the write are one step of the database: one UPDATE; or, where the rows are
-        chosen by other tables, or are in two themselves, one transaction in which each is claimed
-        first. A row that was claimed and is no longer chosen then keeps the fence. ``update``
-        itself knows no fence.
+        chosen by other tables, or are in two themselves, one transaction in which they are locked
+        first. ``update`` itself knows no fence.
 
         Args:
             fence: of the holder that writes: ``ctx.fence``, or the ctx.
@@ -52,6 +52,7 @@ class FencedQuerySet(models.QuerySet[M]):
         """
         number = number_of(fence)
         self._for_write = True
+        self._result_cache = None  # as update() does
         rows = self.using(self.db)
         chosen = rows.filter(fence__lte=number)
         owner = owner_of(self.model)
@@ -65,8 +66,10 @@ class FencedQuerySet(models.QuerySet[M]):
             keys = sorted(set(chosen.order_by().values_list(key, flat=True)))
             for first in range(0, len(keys), _AT_ONCE):
                 among = {f"{key}__in": keys[first : first + _AT_ONCE]}
-                written_under(owner, rows.db, number).filter(**among).update(fence=number)
-                written += rows.filter(**among, fence=number).update(fence=number, **values)
+                # Changes nothing, and locks: whoever was at these rows has ended. What is chosen
+                # after that is chosen by what they have left, and stays until it is updated.
+                owner._base_manager.using(rows.db).filter(**among).update(fence=F("fence"))
+                written += chosen.filter(**among).update(fence=number, **values)
         return written
 
 
@@ -137,9 +140,9 @@ class FencedModel(models.Model):
             key = getattr(self, link.attname)
         if key is None:
             return False
-        row = owner._base_manager.using(alias).filter(pk=key).select_for_update()
-        while not written_under(owner, alias, number).filter(pk=key).update(fence=number):
-            found = row.values_list("fence", flat=True).first()
+        row = owner._base_manager.using(alias).filter(pk=key)
+        while not row.filter(fence__lte=number).update(fence=number):
+            found = row.select_for_update().values_list("fence", flat=True).first()
             if found is None:
                 return False
             if found > number:
@@ -168,11 +171,6 @@ class FencedModel(models.Model):
 def owner_of(model: type[models.Model]) -> Any:
     """Return the model whose table has the fence: a parent, where models inherit tables."""
     return model._meta.get_field("fence").model
-
-
-def written_under(owner: Any, alias: str, number: int) -> Any:
-    """Return the rows of the table that has the fence, and whose fence is not larger."""
-    return owner._base_manager.using(alias).filter(fence__lte=number)
 
 
 def number_of(fence: int | Ctx) -> int:

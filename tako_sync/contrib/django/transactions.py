@@ -12,7 +12,7 @@ from types import TracebackType
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from tako_sync import checks
-from tako_sync.contrib.django.atomic import by_hand, in_transaction
+from tako_sync.contrib.django.atomic import by_hand, ends_itself
 from tako_sync.contrib.django.commit import Deferred, pending
 from tako_sync.ctx import Ctx
 from tako_sync.errors import NotReentrantError, UsageError
@@ -31,10 +31,10 @@ def hold(
     """Return a block that holds a lease: ``with hold("ledger", until_commit=True) as ctx:``.
 
     With ``until_commit``, and in a transaction, the lease is held, and renewed, until that is
-    committed or rolled back: the outermost one; or the savepoint in which the block ended, if that
-    is rolled back. It is given back before any hook on commit runs. A further block of the same
-    lease in that transaction joins the first: same ctx, same fence. Outside of a transaction it
-    ends with the block, as that of ``Lock.hold``.
+    committed or rolled back: the outermost one; or the ``atomic()`` in which the block ended, if
+    that is rolled back. It is given back before any hook on commit runs. A further block of the
+    same lease in that transaction joins the first: same ctx, same fence. Outside of a transaction
+    it ends with the block, as that of ``Lock.hold``.
 
     A lease that is lost before the end of the block raises ``LeaseLostError`` there, which rolls
     the transaction back. One that is lost between there and the commit is told by the same error
@@ -114,20 +114,25 @@ class Hold:
 
     def _join(self) -> Tenure | None:
         """Enter the lease that an earlier block has left to this transaction, if one has."""
-        for earlier in pending(connections[self._using]):
-            if earlier.is_of(self._lock._runtime, self._lock.name):
-                if self._parent is not None:
-                    raise NotReentrantError(
-                        f'lease "{self._lock.name}" is held until this transaction ends: a further '
-                        "block in it joins the first, and cannot have a ctx of its own"
-                    )
-                tenure = earlier.tenure
-                if tenure.lease.loss is None:
-                    self._earlier, self._tenure, self._leave = earlier, tenure, tenure.ctx.enter()
-                    return tenure
-                del earlier  # a traceback would keep it beyond the rollback that is to drop it
-                tenure.ctx.check()
-        return None
+        earlier = self._left_by_another()
+        if earlier is None:
+            return None
+        tenure = earlier.tenure
+        if self._parent is None and tenure.lease.loss is None:
+            earlier.joined += 1
+            self._earlier, self._tenure, self._leave = earlier, tenure, tenure.ctx.enter()
+            return tenure
+        del earlier  # a traceback would keep it beyond the rollback that is to drop it
+        tenure.ctx.check()
+        raise NotReentrantError(
+            f'lease "{self._lock.name}" is held until this transaction ends: a further block in it '
+            "joins the first, and cannot have a ctx of its own"
+        )
+
+    def _left_by_another(self) -> Deferred | None:
+        runtime, name = self._lock._runtime, self._lock.name
+        found = pending(connections[self._using])
+        return next((hook for hook in found if hook.waits_for(runtime, name)), None)
 
     def __exit__(
         self,
@@ -140,14 +145,17 @@ class Hold:
             raise UsageError(f'this hold of lease "{self._lock.name}" is not entered, or was left')
         try:
             loss = tenure.lease.loss
-            deferred = earlier is not None or self._until_commit
-            if deferred and loss is None and in_transaction(self._using):
-                if earlier is None:
-                    earlier = Deferred(tenure, self._lock._runtime, self._lock.name)
-                earlier.wait_for_the_end(connections[self._using])
-                return
+            waits = loss is None and ends_itself(self._using)
+            if earlier is not None:
+                earlier.joined -= 1
+            elif waits and self._until_commit:
+                earlier = Deferred(tenure, self._lock._runtime, self._lock.name)
             if earlier is None:
                 loss = tenure.conclude("returned" if error is None else "raised")
+            elif waits:
+                earlier.wait_for_the_end(connections[self._using])
+            else:
+                loss = earlier.conclude() or loss
         except BaseException:
             tenure.close()
             raise

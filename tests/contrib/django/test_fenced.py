@@ -149,6 +149,21 @@ class Fenced(TakoTestMixin, TestCase):
         assert [choose() for choose in choices] == [1, 1, 1, 1]
         assert set(Account.objects.values_list("fence", "balance")) == {(1, 9)}
 
+    def test_rows_may_be_chosen_by_the_fence_itself(self) -> None:
+        self.account.entry = Entry.objects.create(text="x")
+        self.account.save()
+        Letter.objects.create(name="l", to="b")
+        assert Account.objects.filter(entry__text="x", fence=0).update_fenced(5, balance=9) == 1
+        assert Letter.objects.filter(fence__lt=5).update_fenced(5, to="c") == 1
+        assert Letter.objects.filter(fence__lt=5).update_fenced(5, to="d") == 0
+        assert self.stored() == (9, 5) and Letter.objects.get().to == "c"
+
+    def test_what_a_queryset_has_read_before_is_read_anew(self) -> None:
+        rows = Account.objects.filter(balance=9)
+        assert len(rows) == 0
+        Account.objects.update(balance=9)
+        assert rows.update_fenced(5, name="z") == 1 and [row.name for row in rows] == ["z"]
+
     def test_many_rows_of_two_tables_are_claimed_some_at_a_time(self) -> None:
         for number in range(7):
             Letter(name=f"l{number}", to="b").save_fenced(9 if number == 3 else 1)

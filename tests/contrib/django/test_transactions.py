@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import warnings
+from contextlib import ExitStack
 
 import pytest
-from django.db import connection, transaction
+from django.db import connections, transaction
 from django.test import TestCase, TransactionTestCase, override_settings
 
 import tako_sync
@@ -160,17 +161,54 @@ class UntilCommit(TakoTestMixin, TransactionTestCase):
         assert not held() and not held("other")
         assert post() > first, "that transaction has ended"
 
-    def test_a_block_that_joins_keeps_it_though_the_savepoint_of_the_first_is_undone(self) -> None:
+    def test_a_block_that_joins_keeps_it_to_its_own_end_at_least(self) -> None:
         with transaction.atomic():
-            inner = connection.savepoint()
-            assert inner is not None
-            with hold("ledger", until_commit=True):
-                pass
-            with hold("ledger", until_commit=True) as ctx:
-                connection.savepoint_rollback(inner)
+            with ExitStack() as blocks:
+                with transaction.atomic():
+                    with hold("ledger", until_commit=True):
+                        pass
+                    ctx = blocks.enter_context(hold("ledger", until_commit=True))
+                    transaction.set_rollback(True)
                 assert held() and not ctx.cancelled
             assert held()
         assert not held()
+        with ExitStack() as blocks:
+            with transaction.atomic():
+                with hold("ledger", until_commit=True):
+                    pass
+                ctx = blocks.enter_context(hold("ledger", until_commit=True))
+            assert held() and not ctx.cancelled
+        assert not held()
+
+    def test_a_block_that_may_not_join_does_not_keep_it_though_its_error_is_kept(self) -> None:
+        with pytest.raises(NotReentrantError) as kept, transaction.atomic():
+            with hold("ledger", until_commit=True):
+                pass
+            hold("ledger", until_commit=True, ctx=tako_sync.Ctx.background()).__enter__()
+        assert kept.value.__traceback__ is not None and not held()
+
+    def test_a_connection_that_is_closed_inside_ends_it_with_the_block(self) -> None:
+        with transaction.atomic(using="other"):
+            with hold("ledger", until_commit=True, using="other"):
+                connections["other"].closed_in_transaction = True  # as close() of a real one has it
+            connections["other"].closed_in_transaction = False
+            assert not held()
+
+    def test_where_autocommit_is_switched_off_inside_it_ends_with_the_block(self) -> None:
+        with hold("ledger", until_commit=True):
+            transaction.set_autocommit(False)
+        try:
+            assert not held()
+        finally:
+            transaction.set_autocommit(True)
+
+    def test_of_two_that_are_lost_the_second_is_a_note_on_the_first(self) -> None:
+        with pytest.raises(LeaseLostError) as lost, transaction.atomic():
+            for name in ("ledger", "other"):
+                with hold(name, until_commit=True) as ctx:
+                    pass
+                ctx.lease.lose(tako_sync.LossReason.TAKEN)
+        assert lost.value.lease == "ledger" and len(lost.value.__notes__) == 1  # type: ignore[attr-defined]
 
     def test_a_block_that_joins_a_lost_one_does_not_begin(self) -> None:
         with pytest.raises(LeaseLostError), transaction.atomic():
@@ -236,6 +274,18 @@ class InATestCase(TakoTestMixin, TestCase):
                 pass
             assert held()
         assert not held()
+
+    def test_what_was_given_back_there_is_joined_by_nobody(self) -> None:
+        """Django runs the hooks there, and does not take them away."""
+        fences: list[int] = []
+        for _ in range(2):
+            with self.captureOnCommitCallbacks(execute=True), transaction.atomic():
+                with hold("ledger", until_commit=True) as ctx:
+                    fences.append(ctx.fence)
+                    assert held() and not ctx.cancelled
+                assert held()
+            assert not held()
+        assert fences[1] > fences[0]
 
 
 class TheTrap(TransactionTestCase):
