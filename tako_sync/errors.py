@@ -22,9 +22,9 @@ class TakoError(Exception):
 
     _message: str | None = None
 
-    def _says(self, message: str, *made_of: Any) -> None:
+    def _says(self, message: object, *made_of: Any) -> None:
         """Have this as the message, and ``args`` be what makes such an error anew."""
-        self._message, self.args = message, made_of
+        self._message, self.args = str(message), made_of  # a backend may hand on what it caught
 
     def __str__(self) -> str:
         return super().__str__() if self._message is None else self._message

@@ -1203,6 +1203,23 @@ def test_every_error_is_found_at_the_top_of_the_package(kind: type[TakoError]) -
     assert kind.__doc__
 
 
+def test_what_a_backend_has_caught_will_do_as_its_message() -> None:
+    caught: Any = OSError(5, "input/output error")
+    assert str(errors.BackendUnavailableError(caught)) == str(caught)
+
+
+def test_an_error_of_a_users_own_survives_as_those_of_ours() -> None:
+    error = OfAUser("reindex", 7)
+    for same in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert (type(same), str(same), same.shop, same.lease) == (OfAUser, str(error), 7, "reindex")
+
+
+class OfAUser(LeaseBusyError):
+    def __init__(self, lease: str, shop: int) -> None:
+        super().__init__(lease)
+        self.shop = shop
+
+
 def test_a_note_survives_the_way_to_another_process() -> None:
     error = errors.LeaseLostError("reindex", LossReason.TAKEN, 5)
     tenure.note_loss(error, errors.LeaseLostError("other", LossReason.EXPIRED, 3))
