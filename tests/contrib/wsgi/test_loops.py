@@ -34,7 +34,7 @@ SERVERS = {
     "uwsgi": UWSGI,
     "uwsgi, lazy": [*UWSGI, "--lazy-apps"],
 }
-TICKS = 6
+TICKS = 4
 
 
 @pytest.mark.parametrize("command", SERVERS.values(), ids=SERVERS)
