@@ -88,9 +88,11 @@ class _Handler:
             _thread.start_new_thread(loops.stop, (self,))
         if callable(below):
             below(number, frame)
-        elif self._removed:
-            pass  # without this one, nobody would be here
-        elif below == signal.SIG_DFL and threading.main_thread() not in loops.threads:
+        elif (
+            not self._removed
+            and below == signal.SIG_DFL
+            and threading.main_thread() not in loops.threads
+        ):
             self._drain()
             raise SystemExit(128 + number)
 

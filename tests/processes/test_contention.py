@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from processes.kit_processes import Crew, Post, Report, check_order
 from tako_sync import campaign
@@ -16,17 +12,6 @@ from tako_sync.flag import Flag
 
 LONG = 60.0
 """A ttl that no test waits for."""
-
-
-@pytest.fixture
-def crew() -> Iterator[Crew]:
-    with Crew() as crew:
-        yield crew
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "leases.sqlite3")
 
 
 def requests_after(moment: float, reports: list[Report]) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -83,12 +82,6 @@ def preloaded(post: Post, leases: str, takes: float) -> None:
             os._exit(0)
     post.order()
     os.killpg(os.getpid(), signal.SIGTERM)
-
-
-@pytest.fixture
-def crew() -> Iterator[Crew]:
-    with Crew() as crew:
-        yield crew
 
 
 def slots(reports: list[Report]) -> Counter[datetime]:

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,17 +37,6 @@ from tako_sync.testing.faults import Call, FaultyBackend, applied_then
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
 KEY = "run-shop-test-reindex"
-
-
-@pytest.fixture
-def crew() -> Iterator[Crew]:
-    with Crew() as crew:
-        yield crew
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "leases.sqlite3")
 
 
 def in_child(run: Callable[[], object]) -> bool:

@@ -9,9 +9,8 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
@@ -47,17 +46,6 @@ def forked(child: Callable[[], object]) -> int:
         finally:
             os._exit(status)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-@pytest.fixture
-def crew() -> Iterator[Crew]:
-    with Crew() as crew:
-        yield crew
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "leases.sqlite3")
 
 
 def generations(post: Post) -> None:

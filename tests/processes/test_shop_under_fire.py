@@ -83,12 +83,6 @@ def sweep_late(post: Post, leases: str, database: str) -> None:
         post.report("outcome", value=loss.value)
 
 
-@pytest.fixture
-def crew() -> Iterator[Crew]:
-    with Crew() as crew:
-        yield crew
-
-
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """Return the URL of a database in which the tables are made."""

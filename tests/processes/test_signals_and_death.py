@@ -9,8 +9,7 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -34,17 +33,6 @@ TTL = 1.5
 POLL = 0.1
 LONG = 120.0
 """A ttl that no test waits for: what comes sooner was not an expiry."""
-
-
-@pytest.fixture
-def crew() -> Iterator[Crew]:
-    with Crew() as crew:
-        yield crew
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "leases.sqlite3")
 
 
 def record(path: str) -> Record:

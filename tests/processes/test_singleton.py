@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 
 import pytest
@@ -41,17 +39,6 @@ def invoicer(ctx: Ctx) -> None:
             return
         post.order()
         post.report("drained")
-
-
-@pytest.fixture
-def crew() -> Iterator[Crew]:
-    with Crew() as crew:
-        yield crew
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "leases.sqlite3")
 
 
 def prepared(post: Post, path: str, ttl: float) -> Singleton:
@@ -152,7 +139,6 @@ def undo_in_any_order(post: Post, path: str, ttl: float) -> None:
     below = install_signal_handlers()
     calling = signal.getsignal(signal.SIGTERM)
     assert callable(calling)
-    signal.signal(signal.SIGTERM, calling)
     below()
     calling(signal.SIGTERM, None)
     post.report("called though undone", open=runs())
