@@ -30,6 +30,7 @@ from tako_sync.backends.gcs import GCSLease
 from tako_sync.errors import LeaseBusyError
 from tako_sync.events import Renewed, Waiting
 from tako_sync.lock import Lock
+from tako_sync.policy import LeasePolicy
 from tako_sync.runtime import Runtime
 
 SHORTEST_POLL = 1.5
@@ -241,12 +242,15 @@ def test_threads_that_wait_for_their_own_process_read_nothing(world: GCSWorld) -
 def test_a_hundred_holds_at_once_warn_of_nothing_and_leave_nothing_behind(
     gcs_server: GCSServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In real time: two acquisitions and two releases of each, and not a request beside them."""
+    """In real time: two acquisitions and two releases of each, and not a request beside them.
+
+    A long ttl: a request that a busy machine has wait for its share, a ttl/30, is asked after.
+    """
     before = set(threading.enumerate())
     barrier = threading.Barrier(100)
     with kit.client_of(gcs_server.url) as client, caplog.at_level(logging.WARNING):
         backend = GCSLease(gcs_server.bucket, client=client)
-        runtime = Runtime(backend, app="shop", env="test")
+        runtime = Runtime(backend, app="shop", env="test", policy=LeasePolicy(ttl=600))
 
         def hold(number: int) -> int:
             lock = Lock(f"name-{number}").bound_to(runtime)
